@@ -138,6 +138,7 @@ def _task(base: Path, meta: Path, rounds: int) -> FleetTask:
         settings={
             "rate_decay": _RATE_DECAY,
             "training": {
+                "aggregator_mixes": False,
                 "warm_up_rounds": _WARM_UP,
                 "base_steps": _STEPS,
                 "batch_size": _BATCH,

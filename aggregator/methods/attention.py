@@ -99,7 +99,7 @@ class DeviceModels:
 
 
 Numbers = NDArray[Any]
-Rule = Literal["sketches", "fedamp"]
+Rule = Literal["likeness", "sketches", "fedamp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,11 @@ class MixtureSettings(Declared):
     """How the aggregator mixes for a device that does not mix by itself.
 
     Attributes:
-        rule: ``sketches`` is the device's two layers with the identity in the place of what a
-            device learns; ``fedamp`` is FedAMP's attention (Huang et al. 2021, Personalized
-            cross-silo federated learning on non-IID data, eq. 5 and section 3.2).
+        rule: ``likeness`` adds to the global model what alike devices have in common, as far as
+            they have (:func:`likeness_weights`): nothing to choose; ``sketches`` is the device's
+            two layers with the identity in the place of what a device learns; ``fedamp`` is
+            FedAMP's attention (Huang et al. 2021, Personalized cross-silo federated learning on
+            non-IID data, eq. 5 and section 3.2).
         sharpness: ``sketches`` weighs by exp(-this / 2 * the sketches' mean squared distance).
         own_bias: ``sketches`` gives (the neighbours' mixture, w_g) the shares softmax([this, 0]).
         amp_rate: alpha / sigma of FedAMP, the weight of a neighbour at distance 0.
@@ -119,7 +121,7 @@ class MixtureSettings(Declared):
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
-    rule: Rule = "sketches"
+    rule: Rule = "likeness"
     sharpness: Annotated[float, Within(0, 1e6, above=True)] = 4.0
     own_bias: Annotated[float, Within(-100, 100)] = 0.0
     amp_rate: Annotated[float, Within(0, 1e6, above=True)] = 0.5
@@ -148,6 +150,8 @@ class AggregatorMixer:
     def mixture(self, row: int, cluster: NDArray[np.int64]) -> NDArray[np.float32]:
         """What the device in ``row`` is to start from, float32 [p] in its own layout.
 
+        With ``likeness`` w_g + sum of a_j (w_j - w_g).
+
         ``cluster``: the rows of its cluster, its own among them. Alone it gets the global model.
         """
         models = self.models
@@ -161,6 +165,10 @@ class AggregatorMixer:
             weights = self._amp_weights(row, cluster)
             mixed = weights @ vectors + (1 - weights.sum()) * own
             return np.asarray(mixed, dtype=np.float32)
+        if self.settings.rule == "likeness":
+            shared = self.shared[places]
+            weights = likeness_weights(self.sketches[row], self.sketches[peers])
+            return np.asarray(shared + weights @ (vectors - shared), dtype=np.float32)
         weights = sketch_weights(
             self.sketches[row], self.sketches[peers], self.settings.sharpness, self.own_weight
         )
@@ -187,6 +195,24 @@ class AggregatorMixer:
         whole[places] = models.vectors[peer][places]
         found: Numbers = whole[self.places[models.widths[row]]]
         return found
+
+
+def likeness_weights(query: Numbers, sketches: Numbers) -> Numbers:
+    """Weights of n neighbours' gaps w_j - w_g, [n], that sum to less than 1.
+
+    ``query`` [g, d], ``sketches`` [n, g, d]. Two gaps' concordance is 2 s_i s_j / (|s_i|^2 +
+    |s_j|^2): 1 where they are the same, 0 where one says nothing of the other. Likeness is its
+    square, of those above 0: what sketches have in common by chance then counts for next to
+    nothing, though there are many. Where m devices are as alike as r to each other, the weights are
+    r / (1 + (m - 2) r), the form of the best linear prediction of what they have in common.
+    """
+    mine, theirs = query.reshape(-1), sketches.reshape(len(sketches), -1)
+    lengths = (theirs**2).sum(axis=1) + (mine**2).sum()
+    likes: Numbers = np.maximum(2 * (theirs @ mine) / np.maximum(lengths, 1e-12), 0) ** 2
+    total = float(likes.sum())
+    if total == 0:
+        return likes
+    return likes / (1 + total - float((likes**2).sum()) / total)
 
 
 def sketch_weights(
@@ -571,15 +597,20 @@ class AttentionMethod(ModelMethod):
         for inner, outer in pairwise(ladder.layouts):
             ladder.places(inner, outer)
         self._places = tuple(map(ladder.places, ladder.layouts))
-        self._last, self._came = LastUpdates(), LastUpdates()
-        self._losses: list[float] = []
-        self._clusters = np.empty(0, dtype=np.int64)
         super().__init__(initial, ladder.full, self._settings.training)
+        if self._settings.rate_decay < 1 and self._training.learning_rate == 0:
+            raise ValueError("rate_decay needs a learning_rate: the artifact has none that falls")
         if self._most_members(0) < 2:
             raise ValueError(
                 f"most_bytes is {self._settings.clusters.most_bytes}, too little for the global "
                 f"model and one neighbour's ({self._vector_bytes * 2} and more)"
             )
+
+    def reset(self) -> None:
+        """Forget the devices' models: how far they are from another one says nothing."""
+        self._last, self._came = LastUpdates(), LastUpdates()
+        self._losses: list[float] = []
+        self._clusters = np.empty(0, dtype=np.int64)
 
     @property
     def shared(self) -> Floats:
@@ -594,7 +625,7 @@ class AttentionMethod(ModelMethod):
     def tell(self) -> Broadcast:
         """The broadcast holds ``global`` [p], and for the n known devices ``senders`` uint8
         [n, 16], ``sketches`` [n, g, d], ``widths`` uint8 [n], ``clusters`` int32 [n] and ``scales``
-        [clusters, g].
+        [clusters, g]: of none where the aggregator mixes for all, who then need not know.
 
         After the warm-up each device's vector is attached for its cluster's cohort, and a mixture
         for each device that does not mix by itself, for that device alone.
@@ -609,16 +640,17 @@ class AttentionMethod(ModelMethod):
             chosen, seen = self._settings, (models, self._places, self._model, sketched)
             mixer = AggregatorMixer(*seen, chosen.mixture, training.own_weight)
             attachments, cohorts = attachments_of(mixer, self._clusters, chosen)
+        told = len(models) if training.mix and not training.aggregator_mixes else 0
         return Broadcast(
             round_id=round_id,
             version=self._version,
             tensors={
                 "global": self.model,
-                "senders": models.sender_bytes,
-                "sketches": sketched,
-                "widths": models.widths.astype(np.uint8),
-                "clusters": self._clusters.astype(np.int32),
-                "scales": scales,
+                "senders": models.sender_bytes[:told],
+                "sketches": sketched[:told],
+                "widths": models.widths.astype(np.uint8)[:told],
+                "clusters": self._clusters.astype(np.int32)[:told],
+                "scales": scales[:told],
             },
             settings={**training.as_scalars(), "ladder": ladder_to_text(self._ladder)},
             attachments=attachments,
@@ -650,13 +682,16 @@ class AttentionMethod(ModelMethod):
         came, losses = self._came, self._losses
         self._came, self._losses = LastUpdates(), []
         self._participants = len(came)  # of whom some may have been carried over, and come again
+        global_before, before = self._model, self.clusters
         self._model = self._average(self._models_of(came))
-        before = self.clusters
+        global_step = self._model - global_before
         for update in came:
             self._last.put(update)
         for update in list(self._last):
             if update.round_id <= self._round_id - self._settings.keep_rounds:
                 self._last.drop(update.sender)
+            elif update.sender not in came:
+                self._last.put(self._moved_along(update, global_step))
         previous = [before.get(update.sender, -1) for update in self._last]
         self._clusters = self._cluster(np.asarray(previous, dtype=np.int64))
         sizes = np.bincount(self._clusters)
@@ -690,6 +725,13 @@ class AttentionMethod(ModelMethod):
                 raise RestoreError(f"a kept model is of another task: {error}") from None
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _moved_along(self, update: Update, step: Floats) -> Update:
+        """The model of a device that stayed away, as far from the new global model as it was from
+        the last: what is its own. Else all who stayed away would have their age in common."""
+        vector = update.tensors["vector"] + step[self._places[width_among(self._ladder, update)]]
+        bounded = np.clip(vector, -LARGEST_TO_HAND_ON, LARGEST_TO_HAND_ON)
+        return replace(update, tensors={"vector": bounded.astype(np.float32)})
 
     @property
     def _vector_bytes(self) -> int:
@@ -740,6 +782,16 @@ class AttentionBinding(Binding[AttentionSettings]):
     settings_class = AttentionSettings
     one_model = True
 
+    @property
+    def why_no_companions(self) -> str:
+        """They are for devices that mix by themselves."""
+        if not self.settings.training.aggregator_mixes:
+            return ""
+        return (
+            "are meta-networks, of which devices have no use while the aggregator mixes for them: "
+            f"leave them out, or set {self.method_name}.training.aggregator_mixes = false"
+        )
+
     def why_no_control(self, artifacts: int) -> str:
         """Devices can where the artifact brings its first values."""
         return "" if artifacts == 1 else "a rung brings no values of its own to begin with"
@@ -747,7 +799,8 @@ class AttentionBinding(Binding[AttentionSettings]):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> AttentionMethod:
-        """Begins with the full artifact's own parameters."""
+        """Begins with the full artifact's own parameters, and where the task names no learning
+        rate with its own: devices are told it, so that it can fall."""
         submodels = submodels_of(artifacts)
         ladder = FlatLadder.of([artifact.manifest for artifact in artifacts])
         *_, full = artifacts
@@ -763,4 +816,8 @@ class AttentionBinding(Binding[AttentionSettings]):
                     f"the rung {each.manifest.name} does not train {lacking[0]!r}; attention "
                     "compares whole models: a ladder of widths, each trained in full"
                 )
-        return AttentionMethod(ladder.full.flatten(full.initial), ladder, self.settings)
+        settings, training = self.settings, self.settings.training
+        hyper = {port.of: port.default for port in full.manifest.graphs["train"].select("hyper")}
+        rate = training.learning_rate or hyper.get("lr") or 0.0
+        settings = replace(settings, training=replace(training, learning_rate=rate))
+        return AttentionMethod(ladder.full.flatten(full.initial), ladder, settings)

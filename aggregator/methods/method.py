@@ -627,6 +627,11 @@ class Binding(Generic[Settings], ABC):
         return "its devices take no steps alone"
 
     @property
+    def why_no_companions(self) -> str:
+        """Why devices have no use for artifacts that go with the task's; empty where they may."""
+        return ""
+
+    @property
     def note(self) -> str:
         """What an operator should know of the settings, though nothing is wrong; here: nothing."""
         return ""

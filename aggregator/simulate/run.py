@@ -55,8 +55,8 @@ class Simulated:
     clock: Clock
     _failure: str = ""
     _counted: int = 0
-    _figures: Sequence[Figure] = ()
-    """Of the last round that was evaluated."""
+    _figures: dict[int, Sequence[Figure]] = field(default_factory=dict)
+    """By seed, of the last round that was evaluated."""
     _understood: tuple[str, ...] = ()
     _items: dict[int, ItemCount] = field(default_factory=dict)
 
@@ -83,7 +83,8 @@ class Simulated:
             self.recorder.add(played)
             self._failure = self._failure or played.failure
             self._counted += played.counted
-            self._figures = played.figures or self._figures
+            if played.figures:
+                self._figures[seed] = played.figures
             version = played.version if played.next_version is None else played.next_version
             if played.number < rounds:
                 show(f"seed {seed}: round {played.number + 1} of {rounds}{_told(played)}")
@@ -93,7 +94,7 @@ class Simulated:
         self.recorder.end(state, simulation.evaluate(), version, model)
 
     def _recipes(self) -> Iterator[str]:
-        """How devices trained, where it is not the same as said by the method's name alone."""
+        """How devices trained, of each artifact."""
         size = getattr(training_of(self.task), "batch_size", None)
         for folder in self.task.artifacts if size is not None else ():
             manifest = read_manifest(folder)
@@ -112,15 +113,14 @@ class Simulated:
                 f"catalogue, on {len(unknown):,} of {len(self._items):,} devices that took part"
             )
         yield from self._recipes()
-        settings = self.task.evaluation
-        if settings is not None and self._figures:
-            metric = named(settings.ranking.metric)[1]
-            if serves := what_serves(self._figures, metric):
-                yield serves
-            yield what_it_brings(self._figures, metric) or (
+        yield from self._compared(what_serves)
+        brings = [*self._compared(what_it_brings)]
+        if self._figures and not brings and self.task.may_have_control:
+            brings = [
                 "control = 0.2 under [evaluation], say, has a fifth of the devices train a second "
                 "model alone, to say what federation brings"
-            )
+            ]
+        yield from brings
         if self._failure:
             yield f"the first device without an update, {self._failure}"
         if self.task.evaluation is None:
@@ -132,6 +132,15 @@ class Simulated:
             yield "task.only was left aside: virtual devices have no labels"
         if not self._counted:
             yield f"no update was counted: the quorum is {self.task.round.quorum}"
+
+    def _compared(self, say: Callable[[Sequence[Figure], str], str]) -> Iterator[str]:
+        """What figures say of each seed, where they say it."""
+        if self.task.ranking is None:
+            return
+        metric = named(self.task.ranking.metric)[1]
+        for seed, figures in self._figures.items():
+            if sentence := say(figures, metric):
+                yield f"seed {seed}: {sentence}" if len(self._figures) > 1 else sentence
 
 
 class WatchedDevices(VirtualDevices):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -18,6 +18,7 @@ from aggregator.intervals import spread
 from benchmarks.attention.execute import execute
 from benchmarks.attention.experiment import (
     BEST,
+    FINE_TUNED,
     KINDS,
     OBSERVED,
     ROWS,
@@ -93,6 +94,8 @@ examples:
             yield joining_table(outcomes)
         elif table == "known":
             yield known_table(outcomes)
+        elif table == "untouched":
+            yield untouched_table(outcomes)
         else:
             yield main_table(outcomes)
             yield main_caption(ROWS[0].make(0).every)
@@ -204,6 +207,30 @@ def known_table(outcomes: Outcomes) -> str:
         for line, by_kind in found.items()
     ]
     headers = ("accuracy %", *(f"{len(devices)} with {k}" for k, devices in KINDS.items()))
+    return markdown_table(lines, headers)
+
+
+def untouched_table(outcomes: Outcomes) -> str:
+    """Accuracy of what ships beside fine-tuning alone: a line a fleet and method."""
+    fleets: dict[str, dict[str, BySeed[Outcome]]] = {}
+    for name, found in outcomes.items():
+        fleet, _, method = name.partition(", ")
+        fleets.setdefault(fleet, {})[method] = found
+    lines = []
+    for fleet, by_method in fleets.items():
+        plain = by_method.get(FINE_TUNED, {})
+        cells: Sequence[Cell[Outcome]] = (
+            spread_of(_accuracy, 2),
+            against(plain, _accuracy, 2),
+            mean_of(lambda one: one.down_bytes / 1000, ",.0f"),
+            mean_of(lambda one: 1000 * one.round_seconds, ",.1f"),
+        )
+        lines += [
+            (fleet, method, *(cell(method, found) for cell in cells))
+            for method, found in by_method.items()
+            if found
+        ]
+    headers = ("fleet", "method", "accuracy %", f"ahead of {FINE_TUNED}", "kB down", "ms a round")
     return markdown_table(lines, headers)
 
 

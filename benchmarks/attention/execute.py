@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ from aggregator.methods.method import Method, rate_at
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.channels import HalfChannel, require_sound
 from benchmarks.datasets.air import CLASSES, FEATURES, load_air, without_features
+from benchmarks.datasets.pictures import PACS_CLASSES
+from benchmarks.datasets.untouched import TURNS, UNTOUCHED
 from benchmarks.datasets.vmnist import load_vmnist
 from benchmarks.harness import Artifacts
 from benchmarks.simulation import Simulation, device_name
@@ -42,39 +44,61 @@ from export.models.gru_classifier import (
     example_windows,
     predicted_classes,
 )
-from export.optimizers import Sgd
+from export.optimizers import Adam, Optimizer, Sgd
 
 
 class DigitCnn(nn.Module):
-    """[b, 1, 28, 28] float32 to [b, 10] logits; 22,218 parameters.
+    """[b, channels, side, side] float32 to [b, classes] logits: of digits 22,218 parameters.
 
     Two strided 5 x 5 convolutions of 8 and 16 channels and two linear layers: in the place of
     AlexNet (papers/fedamn, section 4.1), which takes two cores a day there.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(
+        self, *, channels: int = 1, side: int = 28, classes: int = 10, seed: int = 0
+    ) -> None:
         super().__init__()
+        # What two convolutions leave of a side.
+        left = ((side - 3) // 2 + 1 - 3) // 2 + 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.features = nn.Sequential(
-                nn.Conv2d(1, 8, 5, stride=2, padding=1),
+                nn.Conv2d(channels, 8, 5, stride=2, padding=1),
                 nn.ReLU(),
                 nn.Conv2d(8, 16, 5, stride=2, padding=1),
                 nn.ReLU(),
             )
-            self.classifier = nn.Sequential(nn.Linear(16 * 6 * 6, 32), nn.ReLU(), nn.Linear(32, 10))
+            self.classifier = nn.Sequential(
+                nn.Linear(16 * left * left, 32), nn.ReLU(), nn.Linear(32, classes)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(x).flatten(1))
         return logits
 
 
-def example_digits(*, batch: int = 8, seed: int = 0) -> dict[str, Tensor]:
-    """Random ``x`` [b, 1, 28, 28] and ``y`` int64 [b], to trace and verify with."""
+class RowsNet(nn.Module):
+    """[b, features] float32 to [b, 10] logits, through 32 hidden units."""
+
+    def __init__(self, features: int, *, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.layers = nn.Sequential(nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+def example_samples(
+    shape: tuple[int, ...], *, classes: int = 10, batch: int = 8, seed: int = 0
+) -> dict[str, Tensor]:
+    """Random ``x`` [b, *shape] and ``y`` int64 [b], to trace and verify with."""
     g = torch.Generator().manual_seed(seed)
     return {
-        "x": torch.rand(batch, 1, 28, 28, generator=g),
-        "y": torch.randint(10, (batch,), generator=g),
+        "x": torch.rand(batch, *shape, generator=g),
+        "y": torch.randint(classes, (batch,), generator=g),
     }
 
 
@@ -134,6 +158,12 @@ def fleet_of(data: str, seed: int, root: Path, only: Sequence[str] = ()) -> Flee
         ]
         networks: list[nn.Module] = [DigitCnn(seed=seed)]
         head = "classifier.2"
+    elif data in UNTOUCHED:
+        devices = [
+            DeviceData(d.name, d.train, d.validation, d.test)
+            for d in UNTOUCHED[data](root, np.random.default_rng([seed, 1]))
+        ]
+        networks, head = [_untouched_network(data, seed)[0]], "classifier.2"
     elif data in ("air", "air-missing", "air-widths"):
         stations = load_air(root)
         if data == "air-missing":
@@ -159,11 +189,15 @@ def export_artifacts(
     artifacts: Artifacts, data: str, width: int, key_scale: float, own_bias: float
 ) -> tuple[Path, Path]:
     """Folders of the base network's and the meta-network's artifacts, written when missing."""
-    kind = data.partition("-")[0]
-    hidden, optimizer = (_HIDDEN, _WIDE)[width], Sgd(lr=0.1, momentum=0.9)  # rounds tell the rate
+    kind = data if data in UNTOUCHED else data.partition("-")[0]
+    hidden = (_HIDDEN, _WIDE)[width]
+    # Rounds tell the rate; on untouched fleets they leave it to the artifact.
+    optimizer: Optimizer = Adam(lr=1e-3) if kind == "pacs" else Sgd(lr=0.1, momentum=0.9)
     network: nn.Module
     if kind == "vmnist":
-        network, example = DigitCnn(), example_digits()
+        network, example = DigitCnn(), example_samples((1, 28, 28))
+    elif kind in UNTOUCHED:
+        network, example = _untouched_network(kind)
     else:
         network, example = _gru(hidden), example_windows(len(FEATURES))
     base = Recipe(
@@ -184,6 +218,15 @@ def export_artifacts(
     if data == "air-widths":
         return artifacts.path([kind, "ladder"], write_ladder) / f"width-{hidden}", metas
     return artifacts.path([kind, width], write(base)), metas
+
+
+def _untouched_network(data: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
+    """And a batch to trace it with."""
+    if data == "pacs":
+        network = DigitCnn(channels=3, side=32, classes=len(PACS_CLASSES), seed=seed)
+        return network, example_samples((3, 32, 32), classes=len(PACS_CLASSES))
+    features = 64 if data == "relabelled" else 14 * 14
+    return RowsNet(features, seed=seed), example_samples((features,))
 
 
 def _gru(hidden: int, seed: int = 0) -> nn.Module:
@@ -233,19 +276,23 @@ def execute(
     simulation = None
     if method is not None:
         simulation = Simulation(method, timed, np.random.default_rng(0), channel)
+    turns = _turns(
+        len(timed), TURNS.get(experiment.data, 1), np.random.default_rng([experiment.seed, 3])
+    )
     warm = experiment.method.training.warm_up_rounds if _mixes(experiment) else 0
     curve: list[Point] = []
     scores: list[Scores] = []
     by_device: dict[str, float] = {}
     at_warm = (0.0, 0, 0)
     for round_id in range(1, experiment.rounds + 1):
+        participants = next(turns)
         if simulation is not None:
-            simulation.round()
+            simulation.round(participants)
             require_sound(simulation)
         elif alone is not None:
             told = channel.down(Broadcast(round_id, 0, {}, {"learning_rate": alone.learning_rate}))
-            for one in timed:
-                one.train(told)
+            for index in participants:
+                timed[index].train(told)
         seconds = sum(one.seconds for one in timed) / len(timed)
         if round_id == min(warm, experiment.rounds - 1):
             at_warm = (seconds, channel.down_bytes, channel.up_bytes)
@@ -269,6 +316,13 @@ def execute(
         round_seconds=spent / after,
         scores=scores,
     )
+
+
+def _turns(devices: int, rounds: int, rng: np.random.Generator) -> Iterator[list[int]]:
+    """Who takes part, round by round: in each ``rounds`` of them every device once."""
+    while True:
+        for some in np.array_split(rng.permutation(devices), rounds):
+            yield sorted(some.tolist())
 
 
 def _mixes(experiment: Experiment) -> bool:
@@ -408,8 +462,9 @@ class LocalLearner(Learner):
     def train(self, broadcast: Broadcast) -> Update:
         """See :class:`~device_sdk.methods.learner.Learner`."""
         rate = float(broadcast.settings["learning_rate"])
+        hyper = {"lr": rate} if rate else None
         for _ in range(self._settings.steps):
-            self.trainer.step(self._stream.draw(), hyper={"lr": rate})
+            self.trainer.step(self._stream.draw(), hyper=hyper)
         return Update(broadcast.round_id, {})
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from aggregator.methods.attention import AttentionSettings, MixtureSettings
 from aggregator.methods.fedavg import FedAvgSettings
+from benchmarks.datasets.untouched import UNTOUCHED
 from benchmarks.datasets.vmnist import DEVICES_A_VARIANT, VARIANTS
 from benchmarks.harness import Row
 from device_sdk.methods.attention.contract import AttentionTraining
+from device_sdk.methods.fedavg.contract import FedAvgTraining
 
 DataName = Literal["vmnist", "air", "air-missing", "air-widths"]
 Shown = Literal["personal", "global"]
@@ -19,7 +21,8 @@ DATA: tuple[str, ...] = get_args(DataName)
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Every device for itself: so many steps a round, nothing shared."""
+    """Every device for itself: so many steps a round, nothing shared; at a rate of 0 with the
+    artifact's own."""
 
     steps: int = 30
     batch_size: int = 32
@@ -31,7 +34,7 @@ class Experiment:
     """A run over a fleet.
 
     Attributes:
-        data: which fleet (see :mod:`benchmarks.attention.execute`).
+        data: which fleet: one of ``DATA`` or of ``UNTOUCHED``.
         seed: of the whole run: first parameters, batches, and who lacks which features.
         rounds: at most so many.
         decay: the learning rate falls by this factor a round, for every method.
@@ -45,7 +48,7 @@ class Experiment:
         devices: names of the fleet's devices that take part; all where there are none.
     """
 
-    data: DataName
+    data: str
     seed: int
     rounds: int
     method: AttentionSettings | FedAvgSettings | Local
@@ -136,6 +139,7 @@ _FEDAMP = {
     "air-missing": (2.0, 0.3, 0.0),
     "air-widths": (2.0, 0.3, 0.0),
 }
+_SKETCHES = MixtureSettings(rule="sketches")
 ROUNDS = 20
 _STEPS = 30
 _BATCH = 32
@@ -147,7 +151,9 @@ SGD_RATE = 0.5
 def attention(data: DataName, seed: int, **changes: object) -> Experiment:
     """FedAMN; ``changes`` to its training settings."""
     told = replace(_training(data), own_weight=_OWN_WEIGHT[data], meta_batch_size=_META_BATCH[data])
-    found = _experiment(data, seed, AttentionSettings(training=replace(told, **changes)))  # type: ignore[arg-type]
+    training = replace(told, **changes)  # type: ignore[arg-type]
+    settings = AttentionSettings(training=training, mixture=_SKETCHES)
+    found = _experiment(data, seed, settings)
     return replace(found, key_scale=_KEY_SCALE[data], own_bias=_OWN_BIAS[data])
 
 
@@ -160,8 +166,14 @@ def printed(data: DataName, seed: int) -> Experiment:
 def placed(data: DataName, seed: int) -> Experiment:
     """FedAMN's mixtures as attention starts, made by the aggregator."""
     told = replace(_training(data), own_weight=_OWN_WEIGHT[data], aggregator_mixes=True)
-    mixture = MixtureSettings(sharpness=max(_KEY_SCALE[data], 1.0), own_bias=_OWN_BIAS[data])
+    mixture = replace(_SKETCHES, sharpness=max(_KEY_SCALE[data], 1.0), own_bias=_OWN_BIAS[data])
     return _experiment(data, seed, AttentionSettings(training=told, mixture=mixture))
+
+
+def likeness(data: DataName, seed: int) -> Experiment:
+    """What ships: mixed by the aggregator, by likeness, for which nothing is chosen."""
+    told = replace(_training(data), aggregator_mixes=True)
+    return _experiment(data, seed, AttentionSettings(training=told))
 
 
 def fedamp(data: DataName, seed: int) -> Experiment:
@@ -175,7 +187,8 @@ def fedamp(data: DataName, seed: int) -> Experiment:
 def without_mixing(data: DataName, seed: int, shows: Shown, **changes: object) -> Experiment:
     """One global model; ``changes`` to the training settings."""
     told = replace(_training(data), mix=False, **changes)  # type: ignore[arg-type]
-    return replace(_experiment(data, seed, AttentionSettings(training=told)), shows=shows)
+    settings = AttentionSettings(training=told, mixture=_SKETCHES)
+    return replace(_experiment(data, seed, settings), shows=shows)
 
 
 def local(data: DataName, seed: int) -> Experiment:
@@ -191,6 +204,7 @@ def _training(data: DataName) -> AttentionTraining:
         learning_rate=_RATE[data],
         meta_every=10,
         meta_learning_rate=_META_RATE[data],
+        aggregator_mixes=False,
     )
 
 
@@ -227,6 +241,7 @@ TABLES = {
     "neighbours": "V-MNIST, fetching the n favoured neighbours",
     "schedules": "V-MNIST, 40 rounds, the rate falling by a factor a round",
     "known": "V-MNIST, told beforehand which devices hold clothes",
+    "untouched": "What ships, on fleets that nothing was chosen on",
     "joining": f"Beijing air, accuracy at {OBSERVED} as others join (figure 6)",
 }
 
@@ -261,6 +276,7 @@ def _main_rows(data: DataName) -> list[Row]:
         row("FedAMN layer 2", "own and global model", mixing(layers="second")),
         row(BEST, "both layers", mixing()),
         row("FedAMN placed", "mixed by the aggregator", lambda seed: placed(data, seed)),
+        row("likeness", "what ships, by the aggregator", lambda seed: likeness(data, seed)),
     ]
     rows.append(row("FedAMN as printed", "learns its own share", lambda s: printed(data, s)))
     if data in ("vmnist", "air"):
@@ -316,6 +332,38 @@ def _known_rows() -> list[Row]:
     ]
 
 
+FINE_TUNED = "fine-tuned"
+"""The untouched rows that the others are compared with."""
+
+
+def _untouched_rows() -> list[Row]:
+    """The shipped defaults, and what they must not lose to: as many steps of the same batch and
+    rate."""
+    defaults = AttentionTraining()
+    fedavg = FedAvgTraining(
+        epochs=defaults.base_steps,
+        most_steps=defaults.base_steps,
+        batch_size=defaults.batch_size,
+        learning_rate=defaults.learning_rate,
+    )
+    methods: dict[str, AttentionSettings | FedAvgSettings | Local] = {
+        FINE_TUNED: AttentionSettings(training=replace(defaults, mix=False)),
+        "attention": AttentionSettings(),
+        "FedAvg's personal": FedAvgSettings(training=fedavg),
+        "alone": Local(defaults.base_steps, defaults.batch_size, defaults.learning_rate),
+        "on devices": AttentionSettings(training=replace(defaults, aggregator_mixes=False)),
+    }
+
+    def run(data: str, method: AttentionSettings | FedAvgSettings | Local) -> Callable[[int], Any]:
+        return lambda seed: Experiment(data=data, seed=seed, rounds=ROUNDS, method=method)
+
+    return [
+        Row(f"{data}, {name}", "defaults", run(data, method), "untouched")
+        for data in UNTOUCHED
+        for name, method in methods.items()
+    ]
+
+
 def _joining_rows() -> list[Row]:
     makers: dict[str, Callable[[int], Experiment]] = {
         "FedAvg": lambda seed: without_mixing("air", seed, "global"),
@@ -339,5 +387,6 @@ ROWS: tuple[Row, ...] = (
     *_neighbour_rows(),
     *_schedule_rows(),
     *_known_rows(),
+    *_untouched_rows(),
     *_joining_rows(),
 )

@@ -137,6 +137,9 @@ def train_control(
             state = {name: array for name, array in kept.items() if name != _ROUNDS}
             restore_trainer(trainer, state, _CONTROL)
         learner.train_alone(broadcast, begins=not kept)
+        found = trainer_state(trainer, _CONTROL)
+        if not all(np.isfinite(array).all() for array in found.values()):
+            raise LearnerError("what it led to is not finite")  # and could not be kept
     except Exception as error:
         _log.warning("the control arm's training failed", exc_info=True)
         if evaluation is not None:
@@ -144,7 +147,7 @@ def train_control(
         return kept
     if evaluation is not None:
         evaluation.stage(ALONE, trainer, rounds + 1)
-    return {**trainer_state(trainer, _CONTROL), _ROUNDS: np.array(rounds + 1)}
+    return {**found, _ROUNDS: np.array(rounds + 1)}
 
 
 # A trained model as it is kept to predict with: parameters and buffers, without the optimizer.

@@ -11,6 +11,7 @@ from benchmarks.attention.__main__ import (
     main,
     main_caption,
     main_table,
+    untouched_table,
     validation_table,
 )
 from benchmarks.attention.execute import FallingRate
@@ -26,8 +27,9 @@ from benchmarks.attention.experiment import (
 )
 from benchmarks.channels import HalfChannel
 from benchmarks.datasets.air import SUBURBS
+from benchmarks.datasets.untouched import UNTOUCHED
 from benchmarks.datasets.vmnist import VARIANTS
-from benchmarks.harness import StoredRuns
+from benchmarks.harness import StoredRuns, default_data_folder
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 
@@ -72,6 +74,39 @@ def test_tables_show_means_and_paired_differences() -> None:
     assert "60.00" in found
     assert "65.00" in found
     assert "80.00" in validation_table({"FTL": {0: outcome(0.6)}})
+
+
+def test_what_ships_is_compared_fleet_by_fleet() -> None:
+    table = untouched_table(
+        {
+            "a, fine-tuned": {0: outcome(0.70), 1: outcome(0.72)},
+            "a, attention": {0: outcome(0.71), 1: outcome(0.75)},
+            "b, fine-tuned": {0: outcome(0.9)},
+            "b, attention": {0: outcome(0.8)},
+            "b, alone": {},
+        }
+    )
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert [line[:4] for line in lines[2:]] == [
+        ["a", "fine-tuned", "71.00 ± 1.41", ""],
+        ["a", "attention", "73.00 ± 2.83", "+2.00 [-10.71, +14.71]"],
+        ["b", "fine-tuned", "90.00", ""],
+        ["b", "attention", "80.00", "-10.00"],
+    ]
+
+
+def test_untouched_fleets_share_no_row_and_keep_their_sizes() -> None:
+    root = default_data_folder()
+    if not (root / "pacs64").is_dir():
+        pytest.skip(f"no data sets in {root}")
+    for name in ("relabelled", "pacs"):
+        fleet = UNTOUCHED[name](root, np.random.default_rng(0))
+        parts = [part for each in fleet for part in (each.train, each.validation, each.test)]
+        assert len({part.x.shape for part in parts}) in (2, 3)
+        rows = np.concatenate([part.x.reshape(len(part.x), -1) for part in parts])
+        assert len(np.unique(rows, axis=0)) > 0.99 * len(rows)
+        again = UNTOUCHED[name](root, np.random.default_rng(0))
+        np.testing.assert_array_equal(fleet[-1].test.x, again[-1].test.x)
 
 
 def test_the_channel_rounds_to_half_and_counts() -> None:

@@ -80,7 +80,7 @@ _NARROW, _WIDE = (
     flat_layout({"a.weight": (width, 2), "a.bias": (width,), "b.weight": (2, width)})
     for width in (2, 3)
 )
-_ATTENTION = AttentionSettings(training=AttentionTraining(sketch_rows=8))
+_ATTENTION = AttentionSettings(training=AttentionTraining(aggregator_mixes=False, sketch_rows=8))
 
 
 def _label_form(number: int) -> tuple[LabelForm, int]:

@@ -31,7 +31,8 @@ class AttentionTraining(TrainingSettings):
 
     Attributes:
         warm_up_rounds: p of papers/fedamn: in rounds 1 to p devices start from the global model.
-        base_steps, batch_size, learning_rate: of the base network, each round.
+        base_steps, batch_size, learning_rate: of the base network, each round; a rate of 0 is the
+            artifact's own.
         proximal: pulls each base step towards the round's start (FedAMP's and FedProx's term);
             0 for none.
         personal: start from the own last parameters and let ``proximal`` pull towards the mixture,
@@ -39,7 +40,8 @@ class AttentionTraining(TrainingSettings):
         mix: attention takes part after the warm-up; off, devices go on from the global model.
         keeps: without ``mix`` only: parameter groups that stay the device's own, separated by
             commas (FedPer's personal layers, such as ``head``).
-        aggregator_mixes: devices take the mixture from the aggregator, whatever their own choice.
+        aggregator_mixes: devices take the mixture from the aggregator, whatever their own choice;
+            off, those that can mix by themselves, with the task's meta-networks (``companions``).
         layers: which layers of the meta-network take part.
         own_weight: in layer 1 the own parameters weigh as much as so many favourite neighbours: at
             1 as much as the favourite, at 0 nothing. Nothing learned changes that, and meta-steps
@@ -60,12 +62,12 @@ class AttentionTraining(TrainingSettings):
     warm_up_rounds: Annotated[int, Within(0, 2**31)] = 4
     base_steps: Annotated[int, Within(1, 2**31)] = 30
     batch_size: Annotated[int, Within(1, 2**31)] = 32
-    learning_rate: Annotated[float, Within(0, 1e6, above=True)] = 0.1
+    learning_rate: Annotated[float, Within(0, 1e6)] = 0.0
     proximal: Annotated[float, Within(0, 1e6)] = 0.0
     personal: bool = False
     mix: bool = True
     keeps: str = ""
-    aggregator_mixes: bool = False
+    aggregator_mixes: bool = True
     layers: Layers = "both"
     own_weight: Annotated[float, Within(0, 1e3)] = 0.0
     include_self: bool = False

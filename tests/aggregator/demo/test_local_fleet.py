@@ -95,7 +95,7 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
         [ladder],
         companions=metas,
         rounds=4,
-        settings={"training": {"warm_up_rounds": 1, "base_steps": 5}},
+        settings={"training": {"warm_up_rounds": 1, "base_steps": 5, "aggregator_mixes": False}},
         deadline_seconds=NEVER_SECONDS,
     )
     members = [

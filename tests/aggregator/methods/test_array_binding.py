@@ -117,6 +117,19 @@ def test_a_body_that_is_no_update_is_refused(artifact: Artifact) -> None:
     assert binding.width_of(binding.decode(whole, 4, 0)) == 0
 
 
+@pytest.mark.parametrize(("named", "told"), [({}, 0.125), ({"learning_rate": 0.5}, 0.5)])
+def test_attention_s_devices_are_told_the_artifact_s_rate_unless_the_task_names_one(
+    tmp_path: Path, named: dict[str, object], told: float
+) -> None:
+    linear_artifact(tmp_path / "linear")  # its own rate is 0.125
+    table = TomlTable({"training": {**named}, "rate_decay": 0.5}, "attention")
+    method = read_binding("attention", table).build(
+        0, np.random.default_rng(0), [load_artifact(tmp_path / "linear")]
+    )
+    rates = [method.open_round(number).settings["learning_rate"] for number in (1, 2)]
+    assert rates == [told, told / 2]
+
+
 def test_artifacts_that_do_not_suit_the_method_are_named(
     store: TaskStore, artifact: Artifact
 ) -> None:

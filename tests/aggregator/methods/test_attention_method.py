@@ -12,17 +12,18 @@ from aggregator.methods.attention import (
     ClusterSettings,
     MixtureSettings,
     amp_weights,
+    likeness_weights,
     sketch_weights,
 )
 from aggregator.methods.method import Refused
 from device_sdk.artifact.flat_layout import FlatLadder, flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
-from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 NARROW = flat_layout({"a.weight": (2, 3), "a.bias": (2,), "b.weight": (4, 2)})
 WIDE = flat_layout({"a.weight": (5, 3), "a.bias": (5,), "b.weight": (4, 5)})
 BOTH = FlatLadder((NARROW, WIDE))
-TOLD = AttentionTraining(warm_up_rounds=1, sketch_rows=8)
+TOLD = AttentionTraining(warm_up_rounds=1, sketch_rows=8, aggregator_mixes=False)
 SETTINGS = AttentionSettings(training=TOLD, half=False)
 
 
@@ -118,11 +119,13 @@ def test_nothing_is_attached_before_the_warm_up_ends() -> None:
 
 
 def test_the_learning_rate_falls() -> None:
-    one = method(rate_decay=0.5)
+    one = method(training=replace(TOLD, learning_rate=0.1), rate_decay=0.5)
     rates = [one.open_round(round_id).settings["learning_rate"] for round_id in (1, 2, 4, 5000)]
     np.testing.assert_allclose(rates, [0.1, 0.05, 0.0125, 1e-9])
     with pytest.raises(ValueError, match="rate_decay"):
         AttentionSettings(rate_decay=0.0)
+    with pytest.raises(ValueError, match="rate_decay needs a learning_rate"):
+        method(rate_decay=0.5)
 
 
 def test_sketches_come_in_units_of_their_cluster() -> None:
@@ -145,7 +148,8 @@ def test_models_that_are_too_old_take_part_no_more() -> None:
 
 @pytest.mark.parametrize("own_weight", [0.0, 1.0])
 def test_a_mixture_is_made_for_whoever_asks_and_for_nobody_else(own_weight: float) -> None:
-    one = method(training=replace(TOLD, own_weight=own_weight))
+    told = replace(TOLD, own_weight=own_weight)
+    one = method(training=told, mixture=MixtureSettings(rule="sketches"))
     updates = [update(1, i, vector(i), mixture=i == 0) for i in range(4)]
     run_round(one, 1, *updates)
     opened = one.open_round(2)
@@ -176,6 +180,96 @@ def test_a_mixture_over_widths_keeps_what_the_neighbour_lacks() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     found = opened.attachments[f"mixture.{name(0)}"].tensors["mixture"]
     np.testing.assert_allclose(found, wide[places], rtol=1e-5)
+
+
+def shipped(*vectors: np.ndarray) -> tuple[AttentionMethod, Broadcast]:
+    """With the defaults, after a round that brought these and one of warm-up."""
+    one = AttentionMethod(np.zeros(NARROW.size, np.float32), FlatLadder((NARROW,)))
+    warm = AttentionTraining().warm_up_rounds
+    for number in range(1, warm + 1):
+        run_round(one, number, *(update(number, i, each) for i, each in enumerate(vectors)))
+    return one, one.open_round(warm + 1)
+
+
+def mixture_of(opened: Broadcast, index: int) -> np.ndarray:
+    return opened.attachments[f"mixture.{name(index)}"].tensors["mixture"].astype(np.float32)
+
+
+def test_by_default_the_aggregator_mixes_what_alike_devices_have_in_common() -> None:
+    _, opened = shipped(vector(0), vector(0), vector(1), vector(1))
+    assert set(opened.attachments) == {f"mixture.{name(i)}" for i in range(4)}
+    for index, own in enumerate((vector(0), vector(0), vector(1), vector(1))):
+        np.testing.assert_allclose(mixture_of(opened, index), own, atol=2e-3)
+    # A device fetches the global model and its mixture, however many others there are.
+    told = opened.tensors
+    assert {each: len(told[each]) for each in told if each != "global"} == {
+        "senders": 0, "sketches": 0, "widths": 0, "clusters": 0, "scales": 0
+    }  # fmt: skip
+    assert opened.settings["aggregator_mixes"] is True
+
+
+def test_where_no_device_is_like_another_all_start_from_the_global_model() -> None:
+    apart = [np.zeros(NARROW.size, np.float32) for _ in range(3)]
+    for index, each in enumerate(apart):
+        each[index] = 1
+    one, opened = shipped(*apart)
+    for index in range(3):
+        np.testing.assert_allclose(mixture_of(opened, index), one.shared, atol=1e-3)
+
+
+def test_whoever_stayed_away_keeps_up_with_the_global_model() -> None:
+    one = AttentionMethod(np.zeros(NARROW.size, np.float32), FlatLadder((NARROW,)))
+    warm = AttentionTraining().warm_up_rounds
+    for number in range(1, warm + 1):
+        run_round(one, number, *(update(number, i, vector(i)) for i in range(4)))
+    gaps = {i: vector(i) - one.shared for i in range(4)}
+    for number in range(warm + 1, warm + 3):
+        far = np.float32(10 * number)
+        run_round(one, number, *(update(number, i, far + vector(i)) for i in (2, 3)))
+    kept = {each.sender: each.tensors["vector"] for each in one._last}
+    for index in (0, 1):
+        np.testing.assert_allclose(kept[name(index)] - one.shared, gaps[index], atol=1e-4)
+    # Nor do the two that stayed away look alike for that alone.
+    gap = mixture_of(one.open_round(warm + 3), 0) - one.shared
+    assert np.linalg.norm(gap) < 2 * np.linalg.norm(gaps[0])
+
+
+def test_another_global_model_is_where_all_start() -> None:
+    one, _ = shipped(vector(0), vector(0), vector(1))
+    one.begin_with(NARROW.unflatten(vector(5)))
+    opened = one.open_round(20)
+    assert not opened.attachments
+    np.testing.assert_array_equal(opened.tensors["global"], vector(5))
+
+
+def test_likeness_weights_rise_with_what_is_in_common() -> None:
+    rng = np.random.default_rng(0)
+    common = rng.standard_normal(4096)
+    like = np.stack([common + rng.standard_normal(4096) for _ in range(5)])[:, None]
+    weights = likeness_weights(like[0], like[1:])
+    np.testing.assert_allclose(weights, 0.5**2 / (1 + 3 * 0.5**2), atol=0.02)
+    other = rng.standard_normal((1, 1, 4096))
+    assert likeness_weights(like[0], np.concatenate([like[1:], -other]))[-1] < 0.02
+    np.testing.assert_array_equal(likeness_weights(like[0], -like[1:]), 0)
+
+
+def test_likeness_by_chance_counts_for_next_to_nothing_and_stays_so() -> None:
+    # Twenty devices in no groups, whose gaps are what they start with and steps of their own.
+    rng = np.random.default_rng(0)
+    gaps = rng.standard_normal((20, 2, 64))
+    for _ in range(30):
+        heard = [likeness_weights(gaps[i], np.delete(gaps, i, 0)) for i in range(20)]
+        start = [np.tensordot(a, np.delete(gaps, i, 0), 1) for i, a in enumerate(heard)]
+        gaps = np.stack(start) + rng.standard_normal(gaps.shape)
+        gaps -= gaps.mean(axis=0)
+    assert np.mean([a.sum() for a in heard]) < 0.05
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-20, 0.1, 1.0, 10.0, 1e6])
+def test_a_neighbour_moves_a_mixture_by_at_most_twice_its_listener_s_length(length: float) -> None:
+    own = np.random.default_rng(0).standard_normal((2, 8))
+    (weight,) = likeness_weights(own, length * own[None])
+    assert weight * length <= 2
 
 
 def test_sketch_weights_prefer_the_alike() -> None:
@@ -292,7 +386,7 @@ def test_tasks_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="40"):
         AttentionMethod(vector(0), BOTH, SETTINGS)
     with pytest.raises(ValueError, match="aggregator_mixes"):
-        AttentionSettings(mixture=MixtureSettings(rule="fedamp"))
+        AttentionSettings(training=TOLD, mixture=MixtureSettings(rule="fedamp"))
     with pytest.raises(ValueError, match="keep_rounds"):
         AttentionSettings(keep_rounds=0)
     with pytest.raises(ValueError, match="most_samples is -1"):

@@ -330,6 +330,17 @@ def test_whom_nobody_asked_is_not_heard(tmp_path: Path) -> None:
     assert 3 <= found.figures[0].devices <= 17
 
 
+def test_no_control_arm_is_advised_where_the_method_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.play(drawn(0))
+    capsys.readouterr()
+    assert command(fleet.home, "evaluations") == 0
+    shown = capsys.readouterr().out
+    assert "hr10" in shown and "control" not in shown
+
+
 def test_of_who_is_not_of_the_control_arm_all_but_its_second_model_is_heard(
     tmp_path: Path,
 ) -> None:

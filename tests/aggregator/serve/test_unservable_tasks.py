@@ -42,6 +42,7 @@ def with_companion(folder: Path) -> str:
     return (
         f'[task]\nfolder = "{folder}"\nmethod = "attention"\nartifacts = ["linear"]\n'
         f'companions = ["meta"]\n[round]\n{ROUND}\n'
+        "[attention.training]\naggregator_mixes = false\n"
     )
 
 

@@ -144,7 +144,7 @@ def test_a_device_mixes_with_the_companion_that_it_is_given(tmp_path: Path) -> N
     recipe = Recipe(network, loss, batch, dynamic, export.Sgd(lr=0.1))
     recipe.export(tmp_path / "model", verify=False)
     attention_recipe(recipe).export(tmp_path / "meta", verify=False)
-    training = "warm_up_rounds = 1\nbase_steps = 2"
+    training = "warm_up_rounds = 1\nbase_steps = 2\naggregator_mixes = false"
     found = [
         played(tmp_path, "attention", training, more=more)
         for more in ('companions = ["meta"]', 'companions = ["meta"]', "")

@@ -195,6 +195,12 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         (GOOD + 'artifact = "a"\nartifacts = ["b"]\n', "task.artifact and task.artifacts"),
         (GOOD + 'artifacts = ["shipped:mf", "shipped:mf"]\n', "lists 2 artifacts; scatter takes 0"),
         (GOOD + 'companions = ["shipped:mf"]\n', "task.companions lists 1; expected one for each"),
+        (
+            FEDAVG.replace("fedavg", "attention").replace(
+                "[task]", '[task]\ncompanions = ["shipped:mf"]'
+            ),
+            "task.companions are meta-networks, .*attention.training.aggregator_mixes = false",
+        ),
         (FEDAVG.replace("s = [", "s = [] # ["), "task.artifacts lists 0 .*; fedavg takes 1"),
         (
             FEDAVG + "[fedavg]\nclip_norm = -1\n",

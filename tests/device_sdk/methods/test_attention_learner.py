@@ -27,7 +27,13 @@ from export.models.attention_meta import MetaDesign, attention_recipe
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
 
 TOLD = AttentionTraining(
-    warm_up_rounds=2, base_steps=10, batch_size=16, learning_rate=0.2, meta_every=5, sketch_rows=16
+    aggregator_mixes=False,
+    warm_up_rounds=2,
+    base_steps=10,
+    batch_size=16,
+    learning_rate=0.2,
+    meta_every=5,
+    sketch_rows=16,
 )
 
 

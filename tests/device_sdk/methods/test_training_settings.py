@@ -65,7 +65,7 @@ BAD: dict[type, dict[str, list[object]]] = {
         "warm_up_rounds": [-1],
         "base_steps": [0],
         "batch_size": [1.5],
-        "learning_rate": [0.0, math.nan],
+        "learning_rate": [-1.0, math.nan],
         "meta_learning_rate": [-0.1],
         "proximal": [math.inf],
         "own_weight": [-1.0],

@@ -69,6 +69,7 @@ MUTUAL = MutualTraining(
     TARGETS, local_steps=3, batch_size=64, public_batch=8, sample_form="float32"
 )
 ATTENTION = AttentionTraining(
+    aggregator_mixes=False,
     warm_up_rounds=2,
     base_steps=4,
     batch_size=64,

@@ -190,6 +190,31 @@ def test_an_arm_that_begins_later_says_how_long_it_trained_alone(
     assert told == [0, 0, 1, 2, 0, 1]
 
 
+class Diverges(FedAvgLearner):
+    """A method whose second model is no number after its steps."""
+
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        super().train_alone(broadcast, begins=begins)
+        nothing = {
+            name: np.full_like(each, np.nan) for name, each in self._trainer.parameters.items()
+        }
+        self._trainer.set_parameters(nothing)
+
+
+def test_a_second_model_that_is_not_finite_costs_the_device_nothing(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    world = world_of(
+        home, b"\xab" * 16, np.random.default_rng(1), StepClock(), lambda: local_data(3)
+    )
+    asked = EvaluationTerms(("mae",), control=1.0)
+    work = job_of(opened(artifacts[0]), artifacts[:1], evaluation=asked)
+    result = ArrayTrainer(world, Diverges).train(work)
+    commit(home, work, result)
+    assert "what it led to is not finite" in result.evaluation_detail
+    assert not [name for name in result.learner_state if name.startswith("second model.")]
+
+
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:

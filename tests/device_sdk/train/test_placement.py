@@ -36,7 +36,13 @@ OWN = "00" * 16
 OTHERS = tuple(f"{index:032x}" for index in (1, 2))
 # A round looks at the clock at each step: 4 times, and 8 where a meta-step goes before each.
 TOLD = AttentionTraining(
-    warm_up_rounds=2, base_steps=4, meta_every=1, batch_size=8, learning_rate=0.1, sketch_rows=16
+    aggregator_mixes=False,
+    warm_up_rounds=2,
+    base_steps=4,
+    meta_every=1,
+    batch_size=8,
+    learning_rate=0.1,
+    sketch_rows=16,
 )
 TIGHT = 10.0
 """``train_seconds`` that 4 steps of a second fit, with the headroom, and 8 do not."""

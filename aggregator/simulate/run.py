@@ -94,7 +94,7 @@ class Simulated:
         self.recorder.end(state, simulation.evaluate(), version, model)
 
     def _recipes(self) -> Iterator[str]:
-        """How devices trained, where it is not the same as said by the method's name alone."""
+        """How devices trained, of each artifact."""
         size = getattr(training_of(self.task), "batch_size", None)
         for folder in self.task.artifacts if size is not None else ():
             manifest = read_manifest(folder)

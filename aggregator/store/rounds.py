@@ -95,6 +95,11 @@ class UpdateLog(TableOfTask):
             yield from found
             last = (found[-1].round, found[-1].device_id)
 
+    def of_other_rounds(self, number: int) -> set[bytes]:
+        """The devices whose updates of other rounds than this wait to be part of a version."""
+        query = "SELECT DISTINCT device_id FROM updates WHERE task = ? AND round != ?"
+        return {bytes(row[0]) for row in self._database.rows(query, (self._task, number))}
+
     def waiting(self) -> int:
         """Updates to absorb."""
         return self._count("updates", "AND quarantined IS NULL")

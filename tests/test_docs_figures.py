@@ -35,6 +35,11 @@ PRINTED = [
         ],
     ),
     ("figures/submodels.md", "Submodels", ["submodels --seeds 5"]),
+    (
+        "figures/staleness.md",
+        "Waiting for all, closing early, and staleness",
+        ["staleness"],
+    ),
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),
     ("methods/scatter/privacy.md", "What rows reveal", ["privacy --seeds 1"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +54,8 @@ class Simulated:
     clock: Clock
     _failure: str = ""
     _counted: int = 0
+    _selected_by: Counter[str] = field(default_factory=Counter)
+    _counted_by: Counter[str] = field(default_factory=Counter)
     _figures: Sequence[Figure] = ()
     """Of the last round that was evaluated."""
     _understood: tuple[str, ...] = ()
@@ -80,7 +83,9 @@ class Simulated:
         for played in simulation.rounds(rounds):
             self.recorder.add(played)
             self._failure = self._failure or played.failure
-            self._counted += played.counted
+            self._counted += played.counted + played.stale
+            self._selected_by.update(played.selected_by)
+            self._counted_by.update(played.counted_by)
             self._figures = played.figures or self._figures
             version = played.version if played.next_version is None else played.next_version
             if played.number < rounds:
@@ -106,6 +111,12 @@ class Simulated:
                 "control = 0.2 under [evaluation], say, has a fifth of the devices train a second "
                 "model alone, to say what federation brings"
             )
+        if self._counted and self._selected_by:
+            shares = (
+                f"{kind} {self._counted_by[kind] / max(1, asked):.0%}"
+                for kind, asked in self._selected_by.items()
+            )
+            yield f"of the updates that were asked for, these counted: {', '.join(shares)}"
         if self._failure:
             yield f"the first device without an update, {self._failure}"
         if self.task.evaluation is None:

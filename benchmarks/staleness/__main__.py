@@ -81,17 +81,21 @@ examples:
             "rate": lambda name, found: f"{self._best(rows[name], options):g}",
         }
         yield table_of(outcomes, columns)
-        yield "updates that counted for each device asked, in per cent, and what was stale and lost"
-        who: dict[str, Cell[Outcome]] = {
-            **{name: mean_of(_share(name), ".1f") for name in _QUARTERS},
-            "counted later, %": mean_of(
-                lambda one: 100 * one.stale / sum(one.counted.values()), ".1f"
-            ),
-            "lost, %": mean_of(
-                lambda one: 100 * one.lost / (one.lost + sum(one.counted.values())), ".1f"
-            ),
-        }
+        yield "updates that counted of 100 that were asked for, by quarter of the fleet by speed"
+        yield table_of(outcomes, _by_quarter(lambda one: one.selected), seeds=False)
+        yield "of 100 updates that counted, whose they are, and how many are of earlier rounds"
+        who = _by_quarter(lambda one: dict.fromkeys(_QUARTERS, sum(one.counted.values())))
+        who["later"] = mean_of(lambda one: 100 * one.stale / sum(one.counted.values()), ".1f")
         yield table_of(outcomes, who, seeds=False)
+
+
+def _by_quarter(of: Callable[[Outcome], Mapping[str, int]]) -> dict[str, Cell[Outcome]]:
+    """What counted, in per cent of that."""
+
+    def cell(name: str) -> Cell[Outcome]:
+        return mean_of(lambda one: 100 * one.counted[name] / of(one)[name], ".1f")
+
+    return {name: cell(name) for name in _QUARTERS}
 
 
 def _minutes(one: Outcome, quality: float) -> float:
@@ -105,10 +109,6 @@ def _sooner(found: BySeed[Outcome], base: BySeed[Outcome], quality: float) -> st
     ratios = [_minutes(base[seed], quality) / _minutes(found[seed], quality) for seed in shared]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if all(ratios) else 0.0
     return f"{mean:.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
-
-
-def _share(name: str) -> Callable[[Outcome], float]:
-    return lambda one: 100 * one.counted[name] / one.selected[name]
 
 
 main = StalenessSuite().main

@@ -191,6 +191,10 @@ bench-submodels: $(STAMP) ## fleets that train parts of one model beside equal o
 bench-async: $(STAMP) ## rounds that wait for all, close early, or count what is late, in virtual time
 	$(RUN) -m benchmarks.staleness $(ARGS)
 
+.PHONY: bench-personalisation
+bench-personalisation: $(STAMP) ## models of devices' own on PFLlib's split of Fashion-MNIST, nine ways
+	$(RUN) -m benchmarks.personalisation $(ARGS)
+
 .PHONY: bench-mutual
 bench-mutual: $(STAMP) ## mutual learning and its baselines on Rotated MNIST and PACS
 	$(RUN) -m benchmarks.mutual $(ARGS)

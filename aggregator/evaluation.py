@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +74,11 @@ def as_json(figure: Figure) -> dict[str, object]:
         "worst_tenth": figure.worst_tenth,
         "typical": _defined(figure.typical),
         "over_alone": _defined(figure.over_alone),
-        "over_alone_interval": [*over_alone(figure)[1:]] or None,
+        "over_alone_interval": _interval(figure.over_alone, figure.over_alone_half_width),
         "control_devices": figure.control_devices,
+        "control_rounds": figure.control_rounds,
+        "over_received": _defined(figure.over_received),
+        "over_received_interval": _interval(figure.over_received, figure.over_received_half_width),
     }
 
 
@@ -94,14 +97,29 @@ def _defined(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-# The control arm: what federation brings, as people read it.
+def _interval(mean: float, half_width: float) -> list[float] | None:
+    return list(ends_of(mean, half_width)) or None
 
 
-def compared(figures: Iterable[Figure], metric: str) -> Figure | None:
+# What devices predict with, and what federation brings, as people read it.
+
+
+def serves(figures: Iterable[Figure], metric: str) -> Literal["", "global", "personal"]:
+    """Which model devices had best predict with: the one that they receive, or their own after
+    training. Empty where the figures do not tell, to 95 %."""
+    found = _of_fleet(figures, metric).get("personal")
+    ends = () if found is None else ends_of(found.over_received, found.over_received_half_width)
+    if not ends or ends[0] <= 0 <= ends[1]:
+        return ""
+    return "personal" if ends[0] > 0 else "global"
+
+
+def compared(figures: Sequence[Figure], metric: str) -> Figure | None:
     """The fleet's figure that the control arm is compared with: of the model that devices predict
-    with, which is their own where they have one."""
-    fleet = {each.stage: each for each in figures if each.part == FLEET and each.metric == metric}
-    return next((fleet[stage] for stage in reversed(SERVED) if stage in fleet), None)
+    with."""
+    fleet = _of_fleet(figures, metric)
+    stages = SERVED if serves(figures, metric) == "global" else SERVED[::-1]
+    return next((fleet[stage] for stage in stages if stage in fleet), None)
 
 
 def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
@@ -112,26 +130,53 @@ def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
     metric = metric or figures[0].metric
     found = compared(figures, metric)
     heard = 0 if found is None else found.control_devices
-    if found is None or not over_alone(found):
+    ends = () if found is None else ends_of(found.over_alone, found.over_alone_half_width)
+    if found is None or not ends:
         return (
-            f"what federation brings is not known yet: {heard} devices of the control arm have "
-            "evaluated this version, too few for an interval (evaluation.least_devices; a larger "
-            "evaluation.control has more of them)"
+            f"what federation brings is not known yet: {heard} of the control arm's devices "
+            "evaluated this version, too few for an interval, or too few others "
+            "(evaluation.least_devices; a larger evaluation.control has more of them, 1.0 no "
+            "others)"
         )
-    mean, low, high = over_alone(found)
-    whose = "their own models" if found.stage == SERVED[1] else "the shared model"
-    of = f"{metric}, {whose} against the same devices alone, {heard} devices"
-    verb = "brings" if low > 0 else "costs" if high < 0 else "brings nothing yet:"
-    shares = METRICS[metric].most_value == 1
-    gain, *ends = (f"{100 * each:.1f}" if shares else f"{each:.3g}" for each in (mean, low, high))
-    of_shares = " points" if shares else ""
-    return f"federation {verb} {gain}{of_shares} ({' to '.join(ends)}): {of}"
+    verb = "brings" if ends[0] > 0 else "costs" if ends[1] < 0 else "brings nothing yet:"
+    rounds = found.control_rounds
+    return (
+        f"federation {verb} {_gain(metric, found.over_alone, ends)}: {metric}, "
+        f"{_MODELS[found.stage]} against the same devices alone, {heard} devices after {rounds} "
+        f"round{'s' * (rounds != 1)} alone"
+    )
 
 
-def over_alone(figure: Figure) -> tuple[float, ...]:
-    """Its comparison with the control arm: mean, low and high end; empty where it has none."""
-    mean, half = figure.over_alone, figure.over_alone_half_width
-    return () if math.isnan(half) else (mean, mean - half, mean + half)
+def what_serves(figures: Sequence[Figure], metric: str = "") -> str:
+    """What devices predict with and why, in a sentence; empty where the figures do not tell."""
+    metric = metric or (figures[0].metric if figures else "")
+    stage = serves(figures, metric)
+    if not stage:
+        return ""
+    found = _of_fleet(figures, metric)["personal"]
+    ends = ends_of(found.over_received, found.over_received_half_width)
+    sign = 1 if stage == "personal" else -1
+    gain = _gain(metric, sign * found.over_received, sorted(sign * each for each in ends))
+    other = _MODELS["global" if stage == "personal" else "personal"]
+    return f"devices predict with {_MODELS[stage]}: {gain} better than with {other}, by {metric}"
+
+
+_MODELS = {"global": "the shared model", "personal": "their own models after training"}
+
+
+def _of_fleet(figures: Iterable[Figure], metric: str) -> dict[Stage, Figure]:
+    return {each.stage: each for each in figures if each.part == FLEET and each.metric == metric}
+
+
+def ends_of(mean: float, half_width: float) -> tuple[float, ...]:
+    """Of an interval; empty where there is none."""
+    return () if math.isnan(half_width) else (mean - half_width, mean + half_width)
+
+
+def _gain(metric: str, mean: float, ends: Iterable[float]) -> str:
+    shares = METRICS[metric].most_value == 1  # are told in points
+    gain, *span = (f"{100 * each:.1f}" if shares else f"{each:.3g}" for each in (mean, *ends))
+    return f"{gain}{' points' if shares else ''} ({' to '.join(span)})"
 
 
 # Early stopping: when a task's rounds have brought nothing for long enough.
@@ -177,7 +222,7 @@ bounds it: of a thousand normal ones one is further away."""
 _LEAST_USUAL = 3
 """Devices of which one that lies cannot choose the median."""
 _LEAST_TRIMMED = 8
-"""Devices of the control arm of which the extremes are left out."""
+"""Devices with differences of which the extremes are left out."""
 _EXTREME_SHARE = 0.05
 """Of the devices, at either end: at least one is left out of :attr:`Figure.typical`."""
 
@@ -229,10 +274,15 @@ class Figure:
             devices are left out of would be that of fewer: ``value`` if no device's samples counted
             for more than the median device's, so that one of n that lies is one of n.
         over_alone: how much better the devices of the control arm do in this stage than alone, each
-            beside itself and counting once, without the extremes as in ``typical``: above 0 is
-            better, whichever way the metric goes. NaN where fewer than ``least_devices`` have both.
+            beside itself and counting once (of a metric without a largest value without the
+            extremes, as in ``typical``): above 0 is better, whichever way the metric goes. NaN
+            where fewer than ``least_devices`` have both.
         over_alone_half_width: of its 95 % interval; NaN where the devices are too few for one.
         control_devices: that have both.
+        control_rounds: of the median one, that its second model has trained: fewer than the fleet's
+            where the arm began later.
+        over_received, over_received_half_width: of the personal stage likewise, how much better
+            devices do with their own models than with the one that they received.
     """
 
     stage: Stage
@@ -249,6 +299,9 @@ class Figure:
     over_alone: float = math.nan
     over_alone_half_width: float = math.nan
     control_devices: int = 0
+    control_rounds: int = 0
+    over_received: float = math.nan
+    over_received_half_width: float = math.nan
 
     @property
     def comparable(self) -> float:
@@ -268,17 +321,34 @@ def summarise(reports: Iterable[DeviceReport], rules: Rules) -> list[Figure]:
     """All figures that enough devices stand behind, by stage, metric and part, the fleet first.
 
     The same reports in the same order give the same bits. They are taken one by one. No part is
-    left so that those of fewer than ``least_devices`` follow from the others by subtraction.
+    left, and nobody out of a comparison, so that those of fewer than ``least_devices`` follow from
+    the others by subtraction.
     """
     heard = {
         (stage, name): _Heard(stage, METRICS[name]) for stage in STAGES for name in rules.metrics
     }
-    for each in reports:
+    parts: list[str] = []
+    rounds: list[int] = []
+    for place, each in enumerate(reports):
+        parts.append(each.part)
+        rounds.append(each.report.rounds)
         for evaluation in each.report.results:
             column = heard.get((evaluation.stage, evaluation.metric))
             if column is not None and evaluation.samples >= rules.least_samples:
-                column.add(each.part, evaluation, each.report.of(ALONE, evaluation.metric))
-    return [figure for column in heard.values() for figure in column.figures(rules)]
+                column.add(place, each.part, evaluation)
+    found: dict[Stage, list[Figure]] = {stage: [] for stage in STAGES}
+    for name in rules.metrics:
+        columns = {stage: heard[stage, name] for stage in STAGES}
+        compared = _Compared(METRICS[name], columns, parts, rules.least_devices)
+        alone = int(np.median(np.array(rounds)[compared.arm])) if compared.arm.any() else 0
+        columns[ALONE].keep(compared.arm)
+        for stage, column in columns.items():
+            told = column.figures(rules, compared.shown)
+            found[stage] += [
+                replace(each, **compared.fields(stage, each.part), control_rounds=alone)
+                for each in told
+            ]
+    return [figure for stage in STAGES for figure in found[stage]]
 
 
 class _Heard:
@@ -286,45 +356,55 @@ class _Heard:
 
     def __init__(self, stage: Stage, metric: Metric) -> None:
         self._stage, self._metric = stage, metric
+        self._places = array("l")
         self._parts: list[str] = []
         self._samples = array("d")
         self._values = array("d")
-        self._alone = array("d")
         # Of a histogram's hundreds of bins a device fills few.
         self._cells: list[tuple[NDArray[np.uint16], Statistics]] = []
 
-    def add(self, part: str, evaluation: Evaluation, alone: Evaluation | None) -> None:
-        """``alone``: what the same device said of its model that is trained alone."""
+    def add(self, place: int, part: str, evaluation: Evaluation) -> None:
+        """``place``: of the device's report among all."""
         places = np.flatnonzero(evaluation.statistics)
+        self._places.append(place)
         self._parts.append(part)
         self._samples.append(evaluation.samples)
         self._values.append(evaluation.value)
-        self._alone.append(math.nan if alone is None else alone.value)
         self._cells.append((places.astype(np.uint16), evaluation.statistics[places]))
 
-    def figures(self, rules: Rules) -> list[Figure]:
-        """Of the fleet and its parts; none where too few devices were heard."""
+    def values(self, reports: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """By report who was heard, bool, and the devices' own values, NaN where there is none."""
+        heard, values = np.zeros(reports, dtype=np.bool_), np.full(reports, math.nan)
+        heard[self._places], values[self._places] = True, self._values
+        return heard, values
+
+    def keep(self, who: NDArray[np.bool_]) -> None:
+        """Forget all others; bool by report."""
+        kept = np.flatnonzero(who[np.asarray(self._places, dtype=np.int64)]).tolist()
+        self._parts = [self._parts[each] for each in kept]
+        self._cells = [self._cells[each] for each in kept]
+        self._places = array("l", [self._places[each] for each in kept])
+        self._samples = array("d", [self._samples[each] for each in kept])
+        self._values = array("d", [self._values[each] for each in kept])
+
+    def figures(self, rules: Rules, parts: Sequence[str]) -> list[Figure]:
+        """Of the fleet and these parts; none where too few devices were heard."""
         least = rules.least_devices
         if len(self._parts) < least:
             return []
         samples, values = np.asarray(self._samples), np.asarray(self._values)
-        over = (values - np.asarray(self._alone)) * (1 if self._metric.higher_is_better else -1)
-        if self._stage == ALONE:
-            over[:] = math.nan
         most = rules.sample_cap * float(np.median(samples)) if rules.sample_cap else math.inf
         held = self._hold_means(samples)
         shares = np.minimum(1.0, np.where(held, np.median(samples), most) / samples)
-        shown = _shown_parts(self._parts, least)
         too_many = (samples > most) | held
         even = np.minimum(shares, np.median(samples) / samples)
         whole = {FLEET: np.ones(len(samples), dtype=np.bool_)}
-        owns = {part: np.array([each == part for each in self._parts]) for part in shown}
+        owns = {part: np.array([each == part for each in self._parts]) for part in parts}
         return [
-            replace(
-                self._figure(part, own, (shares, even), too_many, _spread(values[own], least)),
-                **_over_alone(over[own], least),
-            )
+            self._figure(part, own, (shares, even), too_many, _spread(values[own], least))
             for part, own in (whole | owns).items()
+            # None of nobody; nor of all, who are the fleet.
+            if part == FLEET or (own.any() and not own.all())
         ]
 
     def _total(self, shares: NDArray[np.float64], own: NDArray[np.bool_]) -> Statistics:
@@ -381,38 +461,92 @@ class _Heard:
         )
 
 
-def _shown_parts(parts: Sequence[str], least_devices: int) -> list[str]:
-    """Parts of enough devices, such that the rest of the fleet is of enough as well, or nobody.
+class _Compared:
+    """Who is told of apart in a metric's figures: parts of the fleet, and devices that are compared
+    with themselves in other stages.
 
-    None where all devices are of one part: it is the fleet.
+    Means over a set and a part of it tell the mean over the rest. So both are of ``least`` devices
+    or of none, in every stage and in all that is told: within each of the ``shown`` parts, and the
+    rest of the fleet, the arm's devices, around them those that have all that is served, and around
+    them those that have each stage of it.
     """
-    sizes = Counter(part for part in parts if part != FLEET)
-    shown = sorted(
-        (size, part) for part, size in sizes.items() if least_devices <= size < len(parts)
-    )
-    while shown and 0 < len(parts) - sum(size for size, _ in shown) < least_devices:
-        del shown[0]
-    return sorted(part for _, part in shown)
+
+    def __init__(
+        self, metric: Metric, columns: Mapping[Stage, _Heard], parts: Sequence[str], least: int
+    ) -> None:
+        self._metric, self._parts, self._least = metric, np.array(parts, dtype=np.str_), least
+        heard = {stage: each.values(len(parts)) for stage, each in columns.items()}
+        self._values = {stage: values for stage, (_, values) in heard.items()}
+        self._defined = {stage: ~np.isnan(values) for stage, values in self._values.items()}
+        there = [heard[stage][0] for stage in SERVED]
+        self.shown = self._shown_parts(there)
+        served = [each for each in SERVED if np.count_nonzero(heard[each][0]) >= max(least, 1)]
+        whole = np.full(len(parts), bool(served))
+        both = np.logical_and.reduce([whole, *(self._defined[each] for each in served)])
+        self._both = self._thinned(both, [heard[each][0] for each in served])
+        self.arm = self._thinned(self._both & self._defined[ALONE], [self._both])
+        """Whose second models are told of; bool by report."""
+
+    def fields(self, stage: Stage, part: str) -> dict[str, Any]:
+        """A figure's fields of comparisons."""
+        if stage == ALONE:
+            return {}
+        own = self._of(part)
+        arm, both = self.arm & own, self._both & self._defined["global"] & own
+        who = arm if arm.any() else self._defined[stage] & self._defined[ALONE] & own
+        found: dict[str, Any] = {"control_devices": int(np.count_nonzero(who))}
+        if arm.any():
+            found |= self._over("over_alone", stage, ALONE, arm)
+        if stage == "personal" and both.any():
+            found |= self._over("over_received", stage, "global", both)
+        return found
+
+    def _over(
+        self, name: str, stage: Stage, other: Stage, who: NDArray[np.bool_]
+    ) -> dict[str, float]:
+        better = 1 if self._metric.higher_is_better else -1
+        found = (better * (self._values[stage] - self._values[other])[who]).tolist()
+        # One device that lies shifts a share's mean by 2 / n, any other's as it likes.
+        bounded = self._metric.most_value < math.inf or len(found) < _LEAST_TRIMMED
+        told = trimmed_interval(found, 0 if bounded else _cut(len(found)))
+        return {name: told.mean, f"{name}_half_width": told.half_width}
+
+    def _thinned(
+        self, inner: NDArray[np.bool_], outer: Sequence[NDArray[np.bool_]]
+    ) -> NDArray[np.bool_]:
+        """``inner`` without as few of each group's first devices as that takes."""
+        found = np.zeros_like(inner)
+        for group in self._groups(self.shown):
+            kept = np.flatnonzero(inner & group)
+            gaps = [int(np.count_nonzero(each & group)) - len(kept) for each in outer]
+            if any(0 < gap < self._least for gap in gaps):
+                kept = kept[self._least - min(gaps) :]
+            found[kept if len(kept) >= self._least else []] = True
+        return found
+
+    def _shown_parts(self, there: Sequence[NDArray[np.bool_]]) -> list[str]:
+        sizes = Counter(self._parts[np.logical_or.reduce(there)].tolist())
+        shown = sorted((size, part) for part, size in sizes.items() if part != FLEET)
+        shown = [each for each in shown if self._are_enough(self._of(each[1]), there)]
+        while shown and not self._are_enough(self._groups([part for _, part in shown])[-1], there):
+            del shown[0]
+        return sorted(part for _, part in shown)
+
+    def _are_enough(self, group: NDArray[np.bool_], there: Sequence[NDArray[np.bool_]]) -> bool:
+        counts = [np.count_nonzero(each & group) for each in there]
+        return all(count == 0 or count >= self._least for count in counts)
+
+    def _groups(self, parts: Sequence[str]) -> list[NDArray[np.bool_]]:
+        """Of each part the devices, and at last the rest."""
+        return [*(self._of(part) for part in parts), ~np.isin(self._parts, [*parts])]
+
+    def _of(self, part: str) -> NDArray[np.bool_]:
+        return np.full(len(self._parts), True) if part == FLEET else self._parts == part
 
 
 def _cut(count: int) -> int:
     """So many are left out at either end."""
     return max(1, int(_EXTREME_SHARE * count)) if count >= _LEAST_USUAL else 0
-
-
-def _over_alone(over: NDArray[np.float64], least_devices: int) -> dict[str, Any]:
-    """A figure's fields of the control arm."""
-    found = over[~np.isnan(over)].tolist()
-    if len(found) < max(least_devices, 1):
-        return {"control_devices": len(found)}
-    # Of so few that the rest is no sample, all.
-    cut = _cut(len(found)) if len(found) >= _LEAST_TRIMMED else 0
-    told = trimmed_interval(found, cut)
-    return {
-        "over_alone": told.mean,
-        "over_alone_half_width": told.half_width,
-        "control_devices": len(found),
-    }
 
 
 def _spread(

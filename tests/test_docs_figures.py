@@ -40,6 +40,7 @@ PRINTED = [
         "Waiting for all, closing early, and staleness",
         ["staleness"],
     ),
+    ("figures/personalisation.md", "Models of devices' own", ["personalisation"]),
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),
     ("methods/scatter/privacy.md", "What rows reveal", ["privacy --seeds 1"]),

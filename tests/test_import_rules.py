@@ -158,7 +158,11 @@ RULES = (
             | (_CONTRACT | _SOLVE | _SERVER)
         ),
         frozenset({"onnxruntime"}),
-        apart="aggregator/simulate aggregator/demo",
+        apart="aggregator/simulate aggregator/demo aggregator/evaluation_picture.py",
+    ),
+    Rule(
+        "aggregator/evaluation_picture.py",
+        frozenset({"aggregator", "device_sdk.evaluation", "matplotlib"}),
     ),
     # A whole fleet on one machine; only its command loads it, when it runs.
     Rule(
@@ -182,7 +186,7 @@ RULES = (
     _server("task", "evaluation guard methods store tables", libraries=f"{_TRIAL} {_REHEARSAL}"),
     _server("keys", "clock home refusals store"),
     _server("rounds", "evaluation guard keys methods refusals shared store task"),
-    _server("publish", "shared store task"),
+    _server("publish", "evaluation shared store task"),
     Rule(
         "aggregator/models.py",
         frozenset({f"aggregator.{name}" for name in ("errors", "methods", "store", "task")})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from pathlib import Path
 
 from tabulate import tabulate
 
@@ -15,14 +17,17 @@ from aggregator.cli.arguments import (
     task_file_of,
     task_of,
 )
+from aggregator.errors import AggregatorError, TaskError
 from aggregator.evaluation import (
     FLEET,
     Figure,
     as_json,
     figure_name,
     part_name,
+    serves,
     shown,
     what_it_brings,
+    what_serves,
 )
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
@@ -42,7 +47,8 @@ EXAMPLES = """\
 examples:
   tessera-aggregator evaluations --home fleet                the last versions
   tessera-aggregator evaluations --home fleet --parts        by capacity class, too
-  tessera-aggregator evaluations --home fleet --json         with deciles and error bounds"""
+  tessera-aggregator evaluations --home fleet --json         with deciles and error bounds
+  tessera-aggregator evaluations --home fleet --versions 100 --picture figures.png"""
 
 
 _NO_CONTROL = (
@@ -60,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--parts", action="store_true", help="also by what devices trained")
     parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw them, such as figures.png or .svg"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,6 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
         best = own.versions.best(ranking)
         metric = "" if ranking is None else named(ranking.metric)[1]
         none_yet = "" if found or ranking is None else _none_yet(home, store, row)
+        no_control = _no_control(home, store, row)
+    if arguments.picture is not None and found:
+        _draw(found, metric or found[0].figures[0].metric, arguments.picture)
     if arguments.json:
         listed = [_as_json(each, metric) for each in found]
         by = None if ranking is None else ranking.metric
@@ -83,14 +95,37 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.parts or figure.part == FLEET
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
-        said = ((each.version, what_it_brings(each.figures, metric)) for each in found)
-        told = (f"version {version}: {brings}" for version, brings in said if brings)
-        print(f"\n{next(told, _NO_CONTROL)}")
+        for say, otherwise in ((what_it_brings, no_control), (what_serves, "")):
+            said = ((each.version, say(each.figures, metric)) for each in found)
+            told = (f"version {version}: {sentence}" for version, sentence in said if sentence)
+            if sentence := next(told, otherwise):
+                print(f"\n{sentence}")
     elif ranking is not None:
         print(none_yet)
     else:
         print(f"task {name} has no figures: its file has no table [evaluation] that can be read")
     return 0
+
+
+def _draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
+    from aggregator.evaluation_picture import draw
+
+    try:
+        draw(found, metric, path)
+    except ImportError:
+        raise AggregatorError(
+            "--picture needs matplotlib: pip install 'tessera-edge[aggregator,simulate]'"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise AggregatorError(f"--picture {path}: {error}") from None
+
+
+def _no_control(home: AggregatorHome, store: Store, row: TaskRow) -> str:
+    """What to do about it that there is no comparison; empty where nothing can be done."""
+    try:
+        return _NO_CONTROL if task_file_of(home, store, row).may_have_control else ""
+    except TaskError:
+        return ""
 
 
 def _none_yet(home: AggregatorHome, store: Store, row: TaskRow) -> str:
@@ -129,5 +164,6 @@ def _as_json(of: EvaluatedVersion, metric: str) -> dict[str, object]:
         "version": of.version,
         "round": of.round,
         "brings": what_it_brings(of.figures, metric) or None,
+        "serves": serves(of.figures, metric) or None,
         "figures": [as_json(each) for each in of.figures],
     }

@@ -25,7 +25,7 @@ from aggregator.cli.arguments import (
 from aggregator.cli.broker import move_lines
 from aggregator.cli.rollback import Rollback
 from aggregator.errors import AggregatorError
-from aggregator.evaluation import as_json, in_a_line, what_it_brings
+from aggregator.evaluation import as_json, in_a_line, what_it_brings, what_serves
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
 from aggregator.rounds.attendance import Attendance, KnownHabits
@@ -378,6 +378,8 @@ def _print(
             print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
             if brings := what_it_brings(found.figures, task.metric):
                 print(f"control arm  {brings}")
+            if predictions := what_serves(found.figures, task.metric):
+                print(f"predictions  {predictions}")
         if task.trained:
             told = ", ".join(f"{printable(each)}: {count}" for each, count in task.trained.items())
             print(f"train        {told}")

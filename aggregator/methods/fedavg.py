@@ -2,7 +2,8 @@
 
 Methods: FedAvg and FedSGD (McMahan et al. 2017, algorithm 1), FedProx, FedPer (what stays on the
 devices is not here at all) and adaptive server optimizers (Reddi et al. 2021, Adaptive federated
-optimization, algorithm 2: the mean difference, negated, is the server's gradient).
+optimization, algorithm 2: the mean difference, negated, is the server's gradient). Whatever model a
+device has to itself (``FedAvgTraining.personalise``), what it sends is the shared one's.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from device_sdk.methods.fedavg.contract import (
     deal_of,
     first_name,
     own_name,
+    personal_obstacle,
     rung_name,
     shared_tensors,
 )
@@ -476,18 +478,25 @@ def _require_movable(rungs: Sequence[Rung], settings: FedAvgSettings) -> None:
 
 
 def _require_lasting(rungs: Sequence[Rung], settings: FedAvgSettings) -> None:
-    """Raises ValueError where devices keep momenta of what is another part each round."""
-    if settings.training.optimizer_state == "fresh":
+    """Raises ValueError where devices keep momenta, or a model of their own, of what is another
+    part each round."""
+    training = settings.training
+    if training.personalise != "fine-tuned":
+        keep = "a model of their own"
+        instead = "training.personalise to 'fine-tuned'"
+    elif training.optimizer_state == "kept":
+        keep, instead = "momenta", "training.optimizer_state to 'fresh'"
+    else:
         return
     if settings.slices != "static":
         raise ValueError(
-            f"slices is {settings.slices!r}, and devices keep momenta, which would be of other "
-            "units each round: set training.optimizer_state to 'fresh', or leave slices at 'static'"
+            f"slices is {settings.slices!r}, and devices keep {keep}, which would be of other "
+            f"units each round: set {instead}, or leave slices at 'static'"
         )
     if any(piece.role != "slice" for rung in rungs for piece in rung.pieces):
         raise ValueError(
-            "rungs have a low rank, and devices keep momenta, which would be of other directions "
-            "each round: set training.optimizer_state to 'fresh', or export a ladder by widths="
+            f"rungs have a low rank, and devices keep {keep}, which would be of other directions "
+            f"each round: set {instead}, or export a ladder by widths="
         )
 
 
@@ -527,6 +536,10 @@ class FedAvgBinding(Binding[FedAvgSettings]):
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> FedAvgMethod:
         """Begins with the full artifact's own parameters and buffers."""
+        for each in artifacts:
+            obstacle = personal_obstacle(self.settings.training, each.manifest)
+            if obstacle:
+                raise ValueError(obstacle)
         kept = self.settings.training.personal_names
         rungs = rungs_of(artifacts, kept, first=self.control)
         *_, full = artifacts

@@ -6,17 +6,20 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.errors import AggregatorError, PacketsTooSmall
+from aggregator.evaluation import serves
 from aggregator.shared import TaskShared
 from aggregator.store import TaskStore
 from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent, SealedContent
 from aggregator.store.publications import PACKET_HEAD_BYTES
 from aggregator.store.rows import RoundRow
 from aggregator.task.artifacts import ArtifactContent
+from aggregator.task.evaluation import named
 from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import Connected, ConnectRefused, Disconnected
@@ -259,6 +262,8 @@ class Room:
 # stay the same.
 
 _KEY_BYTES = 32
+_TELLING_VERSIONS = 10
+"""So many of the newest may tell what devices predict with."""
 ATTACHMENT_PART = "attachment."
 """What the parts of attachments begin with, among the store's publications."""
 
@@ -421,6 +426,16 @@ class Publisher:
             rng,
         )
 
+    def _predicts(self) -> Literal["", "global", "personal"]:
+        """Which model devices are to predict with: by the newest figures that tell."""
+        settings, since = self._task.evaluation, self._store.facts.replaced_at
+        if settings is None or self._task.binding.needs_catalogue:
+            return ""
+        metric = named(settings.ranking.metric)[1]
+        latest = self._store.evaluations.latest(_TELLING_VERSIONS)
+        told = (serves(each.figures, metric) for each in latest if each.version >= since)
+        return next((each for each in told if each), "")
+
     def offers(self, artifacts: Iterable[ArtifactContent]) -> bool:
         """Whether these are the task's artifacts and companions, in this order."""
 
@@ -459,7 +474,10 @@ class Publisher:
         try:
             offer = self._attachments.seal(broadcast, publication.broadcast_id, key, signing)
             terms = replace(
-                self._terms, attachments=offer.attachments, cohort_keys=offer.cohort_keys
+                self._terms,
+                attachments=offer.attachments,
+                cohort_keys=offer.cohort_keys,
+                predicts=self._predicts(),
             )
             plaintext = write_broadcast(broadcast, terms, self._task.broadcast_codec, self._rng)
         except ValueError as error:

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from aggregator.evaluation import in_a_line, what_it_brings
+from aggregator.evaluation import in_a_line, what_it_brings, what_serves
 from aggregator.refusals import about, add_task
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
@@ -161,8 +161,9 @@ def render(seen: Snapshot) -> Panel:
         if task.evaluated is not None:
             found = in_a_line(task.evaluated.figures)
             parts.append(Text(f"version {task.evaluated.version}: {found}", style="cyan"))
-            if brings := what_it_brings(task.evaluated.figures, task.metric):
-                parts.append(Text(brings, style="cyan"))
+            for say in (what_it_brings, what_serves):
+                if sentence := say(task.evaluated.figures, task.metric):
+                    parts.append(Text(sentence, style="cyan"))
         if task.finished:
             most = len(task.finished) if len(seen.tasks) == 1 else _ROUNDS_OF_EACH
             parts.append(_rounds(task.finished[:most]))

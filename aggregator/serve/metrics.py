@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation import over_alone, part_name
+from aggregator.evaluation import ends_of, part_name
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
@@ -106,6 +106,10 @@ _OF_EACH_TASK: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
     "task_paused": ("Whether the operator paused it", lambda task: task.paused),
 }
 
+_COMPARED = {
+    "over_alone": "How much better the control arm's devices do than alone",
+    "over_received": "How much better devices do with their own models than with the received one",
+}
 _Samples = Iterable[tuple[Mapping[str, object], float]]
 
 
@@ -158,15 +162,18 @@ def metrics_of(seen: Snapshot) -> Iterator[Metric]:
         "Devices that a figure is of",
         [(of, figure.devices) for of, figure in figures],
     )
-    yield _metric(
-        "evaluation_over_alone",
-        "How much better the control arm's devices do than alone, and its 95 % interval's ends",
-        [
-            ({**of, "bound": bound}, value)
-            for of, figure in figures
-            for bound, value in zip(("mean", "low", "high"), over_alone(figure), strict=False)
-        ],
-    )
+    for name, about in _COMPARED.items():
+        yield _metric(
+            f"evaluation_{name}",
+            f"{about}, and the ends of its 95 % interval",
+            [
+                ({**of, "bound": bound}, value)
+                for of, figure in figures
+                for bound, value in _bounds(
+                    getattr(figure, name), getattr(figure, f"{name}_half_width")
+                )
+            ],
+        )
     yield _metric(
         "evaluation_control_devices",
         "Devices of the control arm that a comparison is of",
@@ -186,6 +193,11 @@ def metrics_of(seen: Snapshot) -> Iterator[Metric]:
         "Messages refused, by reason",
         [({"reason": reason}, count) for reason, count in sorted(seen.refusals.items())],
     )
+
+
+def _bounds(mean: float, half_width: float) -> list[tuple[str, float]]:
+    ends = ends_of(mean, half_width)
+    return [*zip(("mean", "low", "high"), (mean, *ends), strict=True)] if ends else []
 
 
 def _metric(name: str, about: str, samples: float | _Samples) -> Metric:

@@ -249,14 +249,14 @@ class EachStep:
     Attributes:
         hyper: replaces the artifact's defaults in these steps.
         extra: batch inputs that are the same for each step, not cut into rows.
-        after: called after each step.
+        after: called after each step, with its batch.
     """
 
     def __init__(
         self,
         hyper: Mapping[str, float] | None = None,
         extra: Mapping[str, Array] | None = None,
-        after: Callable[[], None] | None = None,
+        after: Callable[[Batch], None] | None = None,
     ) -> None:
         self.hyper, self.extra, self.after = hyper, extra, after
 
@@ -283,7 +283,7 @@ def train_epochs(
         total += trainer.step(batch, hyper=each.hyper) * rows
         steps, seen = steps + 1, seen + rows
         if each.after is not None:
-            each.after()
+            each.after(batch)
         if steps == passes.most_steps:
             break
     return StepsReport(steps, seen, sayable(total / seen) if seen else math.nan)
@@ -398,7 +398,7 @@ class ProximalTerm(EachStep):
             self._start = trainer.parameters
             self.after = self._pull_back
 
-    def _pull_back(self) -> None:
+    def _pull_back(self, _: Batch) -> None:
         # 1 / (1 + p) of the way stays: the minimiser of |v - w|^2 / 2 + p |v - a|^2 / 2.
         weight = np.float32(1 / (1 + self._pull))
         now = self._trainer.parameters

@@ -105,7 +105,10 @@ class ArtifactGuard:
 
     def _say_in_use(self, ids: Sequence[bytes]) -> None:
         self._in_use = {each.hex() for each in ids}
-        self._file.write_text("\n".join(self._in_use), encoding="ascii")
+        # In one step: a process that dies in between leaves what was said before.
+        whole = self._file.with_name(f"{_IN_USE}.new")
+        whole.write_text("\n".join(self._in_use), encoding="ascii")
+        whole.replace(self._file)
 
     def _runs(self, artifacts: Sequence[Sequence[bytes]], called: str) -> None:
         """A call of one of the ``artifacts``, each with its companion, begins."""

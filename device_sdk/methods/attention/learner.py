@@ -126,9 +126,10 @@ class RoundSteps:
         """The sum of their losses."""
         total = 0.0
         for _ in range(count):
-            total += self._trainer.step(stream.draw(), hyper=pull.hyper)
+            batch = stream.draw()
+            total += self._trainer.step(batch, hyper=pull.hyper)
             if pull.after is not None:
-                pull.after()
+                pull.after(batch)
         return total
 
     def _stream(self, rows: NDArray[np.int64], batch_size: int) -> _Rows:

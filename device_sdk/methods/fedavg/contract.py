@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings
 
 Weighting = Literal["samples", "uniform"]
+Personalise = Literal["fine-tuned", "ditto", "ala", "apfl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class FedAvgTraining(TrainingSettings):
 
     FedAvg (McMahan et al. 2017, algorithm 1) is the default. FedSGD is ``batch_size`` 0 and one
     epoch: one gradient step on all local samples. FedProx (Li et al. 2020, eq. 2) is
-    ``proximal_mu`` above 0. FedPer (Arivazhagan et al. 2019) is ``personal``.
+    ``proximal_mu`` above 0. FedPer (Arivazhagan et al. 2019) is ``personal``. A model for each
+    device is ``personalise`` (:mod:`device_sdk.methods.fedavg.personal` has the formulas).
 
     Attributes:
         epochs: passes over the local samples in a round.
@@ -39,6 +41,19 @@ class FedAvgTraining(TrainingSettings):
             send; with ``uniform`` all count the same and none is sent.
         optimizer_state: ``fresh`` starts the device's optimizer anew in each round, as its
             parameters do; ``kept`` carries momenta over.
+        personalise: what a device's own model is, which it predicts with. ``fine-tuned``: the
+            broadcast's, trained on. ``ditto``: one of its own, trained beside and pulled towards
+            the broadcast's (Li et al. 2021). ``ala``: trained on from an element-wise mixture of
+            its last one and the broadcast's (Zhang et al. 2023). ``apfl``: a mixture of one of its
+            own and the one that it trains for all (Deng et al. 2020).
+        own_pull: lambda of Ditto: weight of half the own model's squared distance to the
+            broadcast's.
+        mixed: of ALA, torch's names of what is mixed, as in ``personal``; the rest is the
+            broadcast's. Nothing for all.
+        mixing_rate, mixing_samples: of ALA: the rate at which the mixture's weights are learnt, and
+            the share of the samples that they are learnt on each round.
+        own_share: alpha of APFL: what share of the mixture is the device's own, to begin with.
+        own_share_adapts: each device learns its ``own_share``.
 
     Raises ValueError, naming the setting, for a value outside its range.
     """
@@ -51,19 +66,85 @@ class FedAvgTraining(TrainingSettings):
     personal: str = ""
     weighting: Weighting = "samples"
     optimizer_state: Literal["fresh", "kept"] = "fresh"
+    personalise: Personalise = "fine-tuned"
+    own_pull: Annotated[float, Within(0, 1e3)] = 0.1
+    mixed: str = ""
+    mixing_rate: Annotated[float, Within(0, 1e6, above=True)] = 1.0
+    mixing_samples: Annotated[float, Within(0, 1, above=True)] = 0.8
+    own_share: Annotated[float, Within(0, 1)] = 0.5
+    own_share_adapts: bool = True
+
+    LATER: ClassVar[frozenset[str]] = frozenset(
+        {"personalise", "own_pull", "mixed", "mixing_rate", "mixing_samples", "own_share"}
+        | {"own_share_adapts"}
+    )
 
     def check(self) -> None:
-        """Raises ValueError where ``personal`` holds an empty name."""
-        if "" in self.personal.split(",")[1:]:
+        """Raises ValueError where a list holds an empty name, or settings do not go together."""
+        for setting in ("personal", "mixed"):
+            if "" in getattr(self, setting).split(",")[1:]:
+                raise ValueError(
+                    f"{setting} is {getattr(self, setting)!r}; expected names separated by commas, "
+                    "such as 'classifier,norm', or nothing"
+                )
+        if self.personalise == "fine-tuned":
+            return
+        where = f"personalise is {self.personalise!r}"
+        if self.personal:
             raise ValueError(
-                f"personal is {self.personal!r}; expected names separated by commas, such as "
-                "'classifier,norm', or nothing"
+                f"{where}, which gives each device a whole model of its own, and personal keeps "
+                f"{self.personal!r} on it: give one of the two"
+            )
+        if self.optimizer_state == "kept":
+            raise ValueError(
+                f"{where}, and devices keep momenta, which would be of another model than a round "
+                "begins with: set optimizer_state to 'fresh'"
+            )
+        if self.proximal_mu and self.personalise != "ditto":
+            raise ValueError(
+                f"{where}, whose steps no proximal term may pull: set proximal_mu to 0"
             )
 
     @property
     def personal_names(self) -> tuple[str, ...]:
         """``personal``, taken apart."""
-        return tuple(name.strip() for name in self.personal.split(",") if name.strip())
+        return _names(self.personal)
+
+    @property
+    def mixed_names(self) -> tuple[str, ...]:
+        """``mixed``, taken apart."""
+        return _names(self.mixed)
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
+
+
+def personal_obstacle(training: FedAvgTraining, manifest: Manifest) -> str:
+    """Why devices cannot personalise this artifact as the task says; empty where they can."""
+    choice = training.personalise
+    if choice == "fine-tuned":
+        return ""
+    rates = {port.of for port in manifest.graphs["train"].select("hyper")}
+    if choice in ("ala", "apfl") and any(each.kind == "optimizer" for each in manifest.state):
+        return (
+            f"personalise is {choice!r}, which reads gradients off single steps, and a step of "
+            f"{manifest.name!r} depends on those before it ({manifest.optimizer.name}): export it "
+            "with export.Sgd, without momentum, or set personalise to 'ditto' or 'fine-tuned'"
+        )
+    if choice == "ala" and "lr" not in rates:
+        return (
+            f"personalise is 'ala', which reads gradients off steps at a rate of its own, and "
+            f"{manifest.name!r} has no input 'lr': export it with export.Sgd"
+        )
+    part = manifest.submodel
+    if choice != "ala" or (part is not None and part.rung < part.rungs):
+        return ""  # a smaller rung may lack layers
+    names = [member.name for _, member in manifest.members()]
+    unused = [each for each in training.mixed_names if not any(is_under(n, [each]) for n in names)]
+    if unused:
+        return f"mixed is {unused[0]!r}, which names no parameter of {manifest.name!r}"
+    return ""
 
 
 # A model's parameters and buffers as a method's messages name and shape them.

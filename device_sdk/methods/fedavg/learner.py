@@ -4,7 +4,7 @@ they led.
 Methods: FedAvg and FedSGD (McMahan et al. 2017, Communication-efficient learning of deep networks
 from decentralized data, algorithm 1), FedProx (Li et al. 2020, Federated optimization in
 heterogeneous networks, eq. 2) and FedPer (Arivazhagan et al. 2019, Federated learning with
-personalization layers).
+personalization layers); :mod:`device_sdk.methods.fedavg.personal` has a model for each device.
 """
 
 from __future__ import annotations
@@ -24,26 +24,21 @@ from device_sdk.methods.fedavg.contract import (
     first_name,
     own_name,
     own_rung,
+    personal_obstacle,
     shared_tensors,
     tensors_of,
 )
+from device_sdk.methods.fedavg.personal import CHOICES, Beginning, Ending, fine_tuned, model_of
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.local_steps import (
-    Epochs,
-    ModelLearner,
-    ProximalTerm,
-    StepsReport,
-    forget_momenta,
-    train_epochs,
-    unchanged_on_error,
-)
-from device_sdk.methods.state import State
+from device_sdk.methods.local_steps import ModelLearner, unchanged_on_error
+from device_sdk.methods.state import State, part, prefixed
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
-from device_sdk.wire.publish.report import Reason
 
 Tensors = Mapping[str, NDArray[Any]]
 Layout = tuple[SharedTensor, ...]
+_KEPT = "kept."
+"""Before what a choice of ``personalise`` keeps beside the device's model, in the state."""
 _REHEARSAL_RATE = 1e-9
 
 
@@ -52,8 +47,8 @@ class FedAvgLearner(ModelLearner):
 
     Args:
         data: the device's samples, asked for at the start of each round; only ``train`` is used.
-        trainer: of the task's artifact. Between rounds it holds this device's model: the last
-            broadcast's, trained on.
+        trainer: of the task's artifact. Between rounds it holds this device's own model; see
+            ``FedAvgTraining.personalise``.
         sender: the device's name among the task's; not needed here.
         rng: orders the samples.
     """
@@ -69,6 +64,7 @@ class FedAvgLearner(ModelLearner):
         self._rung = 0 if submodel is None else submodel.rung
         self._begins = True
         """Whether this device has no model yet, so that its personal layers are the task's."""
+        self._kept: State = {}
 
     def train(self, broadcast: Broadcast) -> Update:
         """One round; see :class:`~device_sdk.methods.learner.Learner`.
@@ -84,12 +80,15 @@ class FedAvgLearner(ModelLearner):
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
         layout, held = self._layout(training)
         with unchanged_on_error(self._trainer):
+            own = None if self._begins else self._own(training)
             told = self._take(broadcast, layout, held)
-            report, samples = self._steps(training)
-            moved = self._differences(told, layout)
-        metadata: dict[str, Scalar] = {"loss": report.loss}
+            beginning = self._beginning(training, layout, own)
+            ending = self._trained(beginning)
+            moved = _differences(ending, told, layout)
+        self._begins, self._kept = False, prefixed(f"{training.personalise}.", ending.kept)
+        metadata: dict[str, Scalar] = {"loss": ending.report.loss}
         if training.weighting == "samples":
-            metadata["samples"] = samples
+            metadata["samples"] = beginning.data.samples
         if told is not broadcast.tensors:
             metadata["rung"] = self._rung
         return Update(broadcast.round_id, moved, metadata, exact=exact_names(layout))
@@ -106,7 +105,7 @@ class FedAvgLearner(ModelLearner):
             if begins and self._rung and broadcast.attachments:
                 given = self._given(broadcast, first_name(self._rung), self._everything())
                 self._trainer.set_parameters(given)
-            self._steps(training)
+            fine_tuned(self._beginning(training, self._layout(training)[0], None))
 
     def rehearse(self, broadcast: Broadcast) -> None:
         """The round's steps from whatever the trainer holds, and so short that they stay near it:
@@ -114,7 +113,9 @@ class FedAvgLearner(ModelLearner):
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
         if "lr" in self._trainer.hyper:
             training = replace(training, learning_rate=_REHEARSAL_RATE)
-        self._steps(training)
+        layout, _ = self._layout(training)
+        # With a model of its own: a device's first round may be shorter than those that follow.
+        self._trained(self._beginning(training, layout, self._own(training)))
 
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
         """The submodel that this device trains, where the task's model has such, and to begin with
@@ -122,41 +123,65 @@ class FedAvgLearner(ModelLearner):
         wanted = [self._rung_of(broadcast), own_name(self._rung) if self._begins else None]
         return [name for name in wanted if name is not None and name in broadcast.offered]
 
+    def state(self) -> State:
+        """The trainer's state, as ``trainer.*``, and what the choice keeps beside it."""
+        return {**super().state(), **prefixed(_KEPT, self._kept)}
+
     def restore(self, state: State) -> None:
         """See :class:`~device_sdk.methods.learner.Learner`."""
-        super().restore(state)
-        self._begins = False
+        kept = part(_KEPT, state)
+        for name, array in kept.items():
+            if array.dtype != np.float32 or not np.isfinite(array).all():
+                raise LearnerError(f"the state's {_KEPT + name!r} is not finite float32")
+        super().restore({n: array for n, array in state.items() if not n.startswith(_KEPT)})
+        self._begins, self._kept = False, kept
 
     def _rung_of(self, broadcast: Broadcast) -> str | None:
         """The attachment with the submodel that this device trains in this round."""
         names = broadcast.attachments or broadcast.offered
         return own_rung(names, self._rung, broadcast.round_id, self._sender)
 
-    def _steps(self, training: FedAvgTraining) -> tuple[StepsReport, int]:
-        """Their report, and the number of training samples."""
-        data = self._data()
-        if data.samples == 0:
-            raise LearnerError("there are no local samples to train on", Reason.NO_DATA)
-        if training.optimizer_state == "fresh":
-            forget_momenta(self._trainer)
-        proximal = ProximalTerm(self._trainer, training.proximal_mu, training.learning_rate)
-        size = training.batch_size or data.samples
-        passes = Epochs(size, training.epochs, training.most_steps)
-        return train_epochs(self._trainer, data.train, passes, self._rng, proximal), data.samples
+    def _own(self, training: FedAvgTraining) -> dict[str, NDArray[Any]] | None:
+        """The device's own model, where the round has a use for it."""
+        return None if training.personalise == "fine-tuned" else model_of(self._trainer)
+
+    def _beginning(
+        self, training: FedAvgTraining, layout: Layout, own: dict[str, NDArray[Any]] | None
+    ) -> Beginning:
+        shared = tuple(one.name for one in layout if one.kind == "parameter")
+        kept = part(f"{training.personalise}.", self._kept)
+        return Beginning(self._trainer, training, self._data(), self._rng, shared, own, kept)
+
+    def _trained(self, beginning: Beginning) -> Ending:
+        obstacle = personal_obstacle(beginning.training, self._trainer.artifact)
+        if obstacle:
+            raise LearnerError(obstacle)
+        return CHOICES[beginning.training.personalise](beginning)
 
     def adopt(self, broadcast: Broadcast) -> bool:
         """Take over the broadcast's model without training, to predict with what all made.
 
-        Personal layers stay the device's. Raises LearnerError where the broadcast does not fit.
+        Personal layers stay the device's, and so does a whole model of its own. Raises LearnerError
+        where the broadcast does not fit.
         """
+        training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
+        if training.personalise != "fine-tuned" and not self._begins:
+            return False
+        return self.receive(broadcast)
+
+    def receive(self, broadcast: Broadcast) -> bool:
+        """See :class:`~device_sdk.methods.learner.Learner`."""
         layout, held = self._layout(FedAvgTraining.from_scalars(broadcast.settings, LearnerError))
         with unchanged_on_error(self._trainer):
             self._take(broadcast, layout, held)
         return True
 
     def carries_over(self, broadcast: Broadcast) -> bool:
-        """Where layers are personal, momenta go on, or a buffer that moves is not shared."""
+        """Where a model or layers are personal, momenta go on, or a buffer that moves is not
+        shared."""
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
+        if training.personalise != "fine-tuned":
+            return True
         shared = {one.name for one in self._layout(training)[0]}
         everything = {*self._trainer.parameters, *self._trainer.buffers}
         moved = everything - self._trainer.artifact.frozen_members
@@ -232,11 +257,12 @@ class FedAvgLearner(ModelLearner):
             found[own[key].name] = value.astype(np.float32).reshape(own[key].shape)
         return found
 
-    def _differences(self, told: Tensors, layout: Layout) -> dict[str, NDArray[np.float32]]:
-        now = {**self._trainer.parameters, **self._trainer.buffers}
-        return {
-            one.wire_name: (
-                now[one.name].reshape(one.wire_shape) - told[one.wire_name].astype(np.float32)
-            )
-            for one in layout
-        }
+
+def _differences(ending: Ending, told: Tensors, layout: Layout) -> dict[str, NDArray[np.float32]]:
+    return {
+        one.wire_name: (
+            ending.trained[one.name].reshape(one.wire_shape)
+            - told[one.wire_name].astype(np.float32)
+        )
+        for one in layout
+    }

@@ -17,9 +17,9 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,6 +215,9 @@ class TrainingSettings(Declared):
 
     __slots__ = ()
 
+    LATER: ClassVar[frozenset[str]] = frozenset()
+    """Settings that earlier aggregators do not tell, and then are the default."""
+
     def as_scalars(self) -> dict[str, Scalar]:
         """The settings as a broadcast carries them."""
         return dict(asdict(self))
@@ -227,12 +230,13 @@ class TrainingSettings(Declared):
 
         Raises ``error`` for missing names, and for values that the class refuses.
         """
-        names = cls.__dataclass_fields__
-        missing = [name for name in names if name not in values]
+        names = {each.name: each.default for each in fields(cls)}
+        known = {**{name: names[name] for name in cls.LATER}, **values}
+        missing = [name for name in names if name not in known]
         if missing:
             raise error(f"the broadcast lacks the training settings {', '.join(missing)}")
         try:
-            return cast(Self, _made(cast(Any, cls), *[values[name] for name in names]))
+            return cast(Self, _made(cast(Any, cls), *[known[name] for name in names]))
         except ValueError as wrong:
             raise error(str(wrong)) from wrong
 

@@ -123,6 +123,9 @@ class TaskTerms(Declared):
     """By cohort, its key wrapped for each member."""
     evaluation: EvaluationTerms | None = None
     """What devices find out about the model."""
+    predicts: Annotated[str, OneOf(("", "global", "personal"))] = ""
+    """Which model is better by the fleet's figures: the received one, or devices' own after
+    training. Empty where they do not tell."""
 
     def check(self) -> None:
         if len({each.artifact_id for each in self.artifacts}) != len(self.artifacts):

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import export
 from aggregator.demo.fleet import FleetMember, FleetTask, LocalFleet, local_fleet
 from aggregator.evaluation import Evaluated
 from aggregator.home import AggregatorHome
@@ -107,7 +109,7 @@ def test_a_control_arm_over_mosquitto_says_what_federation_brings(
         assert found["personal", "mae"].control_devices == controls
         # What each kept of its second model is beside its learner's state, and is another model.
         kept = [
-            {n for n in fleet.devices[each.name].learner_state() if n.startswith("control.")}
+            {n for n in fleet.devices[each.name].learner_state() if n.startswith("second model.")}
             for each in members
         ]
         assert sum(map(bool, kept)) == controls
@@ -121,6 +123,11 @@ def test_a_control_arm_over_mosquitto_says_what_federation_brings(
         assert command(home, "evaluations", "--json") == 0
         listed = json.loads(capsys.readouterr().out)["versions"]
         assert listed[0]["brings"].startswith("federation ")
+        picture = tmp_path / "out" / "figures.svg"
+        assert command(home, "evaluations", "--picture", str(picture)) == 0
+        assert "the same devices alone" in picture.read_text()
+        assert command(home, "evaluations", "--picture", str(tmp_path / "figures.none")) == 1
+        assert "figures.none: Format 'none' is not supported" in capsys.readouterr().err
 
 
 def test_devices_own_models_are_evaluated_as_one_place_would(tmp_path: Path) -> None:
@@ -166,6 +173,66 @@ def test_devices_own_models_are_evaluated_as_one_place_would(tmp_path: Path) -> 
         assert versions.named("best", Ranking("personal.rmse", False)).version == min(
             best, key=lambda version: best[version]
         )
+
+
+@pytest.mark.parametrize("choice", ["ditto", "apfl"])
+def test_devices_predict_with_models_of_their_own(choice: str, tmp_path: Path) -> None:
+    """Federated averaging, each device's truth its own: what ``predict`` and the figures are of is
+    the same after the last version, which is nobody's own, and after a restart."""
+    linear_model(tmp_path / "linear")
+    task = FleetTask(
+        "fedavg",
+        [tmp_path / "linear"],
+        deadline_seconds=NEVER_SECONDS,
+        rounds=4,
+        settings={"training": {"learning_rate": 0.1, "personalise": choice, "own_share": 0.8}},
+        broadcast_codec="float32",
+        evaluation={},
+    )
+    members = [FleetMember(f"device-{place}", held_out_data(place)) for place in range(4)]
+    homes: dict[str, tuple[Path, LocalData, np.ndarray]] = {}
+    with local_fleet(task, members, tmp_path / "fleet") as fleet:
+        assert len(list(fleet.rounds())) == 4
+        fleet.settle(PATIENCE_SECONDS)
+        last, *_ = figures_of(fleet)
+        wait_until(lambda: all(each.status().outcome == "read" for each in fleet.devices.values()))
+        errors = []
+        for member in members:
+            device = fleet.devices[member.name]
+            assert isinstance(member.data, LocalData) and device.model().round == 4
+            test = member.data.test
+            predicted = device.predict({"x": test["x"]})["y"]
+            own = device.model().arrays
+            np.testing.assert_allclose(
+                predicted, test["x"] @ own["weight"].T + own["bias"], atol=1e-5
+            )
+            errors.append(np.abs(predicted - test["y"]))
+            homes[member.name] = device.home, member.data, predicted
+        found = {(each.stage, each.metric): each.value for each in last.figures}
+        assert found["personal", "mae"] == pytest.approx(np.concatenate(errors).mean(), rel=1e-4)
+        assert found["personal", "mae"] < found["global", "mae"], "each device's truth is its own"
+        weights = [fleet.devices[each.name].model().arrays["bias"] for each in members]
+        assert all((weights[0] != other).any() for other in weights[1:])
+    for folder, data, predicted in homes.values():
+        with Device.open(folder, pace=BRISK, link_settings=QUICK, data=data) as device:
+            np.testing.assert_array_equal(device.predict({"x": data.test["x"]})["y"], predicted)
+
+
+def linear_model(folder: Path) -> None:
+    """Of plain SGD, with its errors declared."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(4, FEATURES), "y": torch.randn(4, TARGETS)}
+    export.train_step(
+        torch.nn.Linear(FEATURES, TARGETS),
+        lambda model, b: torch.nn.functional.mse_loss(model(b["x"]), b["y"]),
+        batch,
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={name: {0: "batch"} for name in batch},
+        predict=lambda model, b: {"y": model(b["x"])},
+        metrics={"mae": ("y", "y")},
+        directory=folder,
+        verify=False,
+    )
 
 
 def figures_of(fleet: LocalFleet) -> list[Evaluated]:

@@ -13,7 +13,7 @@ from torch import nn
 
 import export
 from aggregator.errors import TaskError
-from aggregator.evaluation import FLEET, Figure, what_it_brings
+from aggregator.evaluation import FLEET, Figure, serves, what_it_brings, what_serves
 from aggregator.simulate.devices import ArrayDevices, DeviceSettings
 from aggregator.simulate.fleet import CapabilityClass, Speeds, VirtualFleet
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
@@ -95,13 +95,20 @@ def figure(rounds: list[PlayedRound], stage: str, part: str = FLEET) -> Figure:
 def test_a_rule_that_all_share_is_what_federation_brings(tmp_path: Path, artifact: Path) -> None:
     *_, rounds = played(tmp_path, artifact, alike, "control = 0.5")
     personal, shared, alone = (figure(rounds, each) for each in ("personal", "global", "alone"))
+    # Twelve samples draw a device away from a rule that all share.
+    assert serves(rounds[-1].figures, "accuracy") == "global"
+    better = -personal.over_received
+    assert better == pytest.approx(shared.value - personal.value)  # all of as many samples
+    assert f"devices predict with the shared model: {100 * better:.1f} points (" in what_serves(
+        rounds[-1].figures, "accuracy"
+    )
     assert 12 <= personal.control_devices == alone.devices < 30  # of 40, by their names
     assert personal.devices == DEVICES and alone.control_devices == 0
     assert shared.over_alone > personal.over_alone > 0.05
-    low = personal.over_alone - personal.over_alone_half_width
-    assert 0 < low < personal.over_alone
+    low = shared.over_alone - shared.over_alone_half_width
+    assert 0 < low < shared.over_alone
     assert what_it_brings(rounds[-1].figures, "accuracy").startswith(
-        f"federation brings {100 * personal.over_alone:.1f} points ({100 * low:.1f} to "
+        f"federation brings {100 * shared.over_alone:.1f} points ({100 * low:.1f} to "
     )
     whole = played(tmp_path, artifact, alike, "control = 1.0")[2]
     assert figure(whole, "personal").control_devices == DEVICES
@@ -110,6 +117,7 @@ def test_a_rule_that_all_share_is_what_federation_brings(tmp_path: Path, artifac
 def test_rules_of_their_own_are_learnt_better_alone(tmp_path: Path, artifact: Path) -> None:
     *_, rounds = played(tmp_path, artifact, unlike, "control = 0.5")
     assert figure(rounds, "global").over_alone < -0.2
+    assert serves(rounds[-1].figures, "accuracy") == "personal"
     said = what_it_brings(rounds[-1].figures, "accuracy")
     assert said.startswith(("federation costs", "federation brings nothing yet"))
     less_loss = what_it_brings(rounds[-1].figures, "loss")
@@ -131,7 +139,9 @@ def test_the_second_model_is_the_device_s_data_and_nothing_else(
     trainer = Trainer(artifact, providers="cpu", threads=1)
     compared = 0
     for device in range(DEVICES):
-        kept = {n: a for n, a in (devices._states.get(device) or {}).items() if "control." in n}
+        kept = {
+            n: a for n, a in (devices._states.get(device) or {}).items() if "second model." in n
+        }
         if not kept:
             continue
         # All samples are in each batch: no order of them matters but to the last bits.
@@ -140,7 +150,8 @@ def test_the_second_model_is_the_device_s_data_and_nothing_else(
             data = alike(DEVICES, np.random.default_rng(0))[device]
             train_epochs(trainer, data.train, Epochs(12, 3), np.random.default_rng(0))
         alone = trainer.parameters
-        restore_trainer(trainer, kept, "control.")
+        assert kept.pop("second model.rounds") == ROUNDS
+        restore_trainer(trainer, kept, "second model.")
         for name, array in trainer.parameters.items():
             np.testing.assert_allclose(array, alone[name], atol=1e-5)
         compared += 1
@@ -186,6 +197,6 @@ def test_a_method_without_steps_alone_says_so(tmp_path: Path) -> None:
 def test_too_few_for_a_figure_is_said(tmp_path: Path, artifact: Path) -> None:
     *_, rounds = played(tmp_path, artifact, alike, "control = 0.02")
     said = what_it_brings(rounds[-1].figures, "accuracy")
-    assert "devices of the control arm have evaluated this version, too few" in said
+    assert "of the control arm's devices evaluated this version, too few" in said
     *_, none = played(tmp_path, artifact, alike, "control = 0")
     assert what_it_brings(none[-1].figures, "accuracy") == ""

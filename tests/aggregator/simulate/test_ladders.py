@@ -157,6 +157,17 @@ def test_layers_may_be_personal_that_a_rung_lacks_or_holds(
     assert arrays is not None and not any(name.startswith("blocks.0") for name in arrays)
 
 
+@pytest.mark.parametrize("kind", ["fewer", "narrower"])
+@pytest.mark.parametrize("choice", ["ditto", "ala", "apfl"])
+def test_devices_of_every_rung_may_have_a_model_of_their_own(
+    choice: str, kind: str, ladders: Path, tmp_path: Path
+) -> None:
+    simulation = simulated(ladders / kind, tmp_path, training=f'personalise = "{choice}"')
+    rounds = list(simulation.rounds(4))
+    assert [each.counted for each in rounds] == [DEVICES] * 4, rounds[-1].failure
+    assert min(accuracies(simulation, ladders / kind)) > 0.8
+
+
 @pytest.mark.parametrize("slices", ["rolling", "dealt", "ranked"])
 def test_slices_of_a_width_may_be_other_units_in_each_round(
     slices: str, ladders: Path, tmp_path: Path
@@ -223,6 +234,10 @@ def test_a_rung_by_itself_is_a_model_that_all_train(
         ("fewer", 'slices = "rolling"', "", "no rung of the model has slices that may lie any"),
         ("narrower", 'slices = "rolling"', 'personal = "head"', "'head' is personal"),
         ("narrower", 'slices = "dealt"', 'optimizer_state = "kept"', "devices keep momenta"),
+        ("narrower", 'slices = "rolling"', 'personalise = "ditto"', "keep a model of their own"),
+        ("fewer", "", 'personalise = "dito"', "personalise is 'dito'; expected one of"),
+        ("fewer", "", 'personalise = "ala"\nmixed = "haed"', "mixed is 'haed', which names no"),
+        ("fewer", "", 'personalise = "apfl"\npersonal = "head"', "give one of the two"),
     ],
 )
 def test_settings_that_do_not_go_with_the_ladder_are_refused(

@@ -63,7 +63,7 @@ def test_training_reports_steps_samples_and_the_mean_loss(trainer: device_sdk.Tr
         samples(10),
         Epochs(4, 3),
         np.random.default_rng(0),
-        EachStep({"lr": 0.0}, after=lambda: seen.append(trainer.step_count)),
+        EachStep({"lr": 0.0}, after=lambda _: seen.append(trainer.step_count)),
     )
     assert (report.steps, report.samples, seen) == (9, 30, list(range(1, 10)))
     everything = samples(10)

@@ -346,7 +346,7 @@ def test_a_broadcast_of_another_model_fails_as_it_did(make: Make, artifact: Loca
 class Own(FedAvgLearner):
     """Shares no model."""
 
-    def adopt(self, broadcast: Broadcast) -> bool:
+    def receive(self, broadcast: Broadcast) -> bool:
         return False
 
 

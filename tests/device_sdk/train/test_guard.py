@@ -281,3 +281,21 @@ def test_where_no_process_can_be_had_it_runs_and_is_watched(
     device.die_training()
     with pytest.raises(ArtifactHeld, match="again and again"):
         device.train()
+
+
+def test_what_is_in_use_is_said_in_one_step(
+    home: Home, artifacts: tuple[LocalArtifact, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(home, artifacts, Trials())
+    device.guard._begun(device.job)
+    before = (home.folder / "in-use").read_text()
+    real = Path.write_text
+
+    def dies_half_way(path: Path, text: str, **more: str) -> int:
+        real(path, text[:10], **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", dies_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        device.guard._say_in_use([artifacts[0].artifact_id])
+    assert (home.folder / "in-use").read_text() == before

@@ -187,6 +187,10 @@ bench-distill: $(STAMP) ## attentive federated distillation on MovieLens 1M besi
 bench-submodels: $(STAMP) ## fleets that train parts of one model beside equal ones, on seven tasks
 	$(RUN) -m benchmarks.submodels $(ARGS)
 
+.PHONY: bench-async
+bench-async: $(STAMP) ## rounds that wait for all, close early, or count what is late, in virtual time
+	$(RUN) -m benchmarks.staleness $(ARGS)
+
 .PHONY: bench-personalisation
 bench-personalisation: $(STAMP) ## models of devices' own on PFLlib's split of Fashion-MNIST, nine ways
 	$(RUN) -m benchmarks.personalisation $(ARGS)

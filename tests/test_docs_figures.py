@@ -36,6 +36,11 @@ PRINTED = [
     ),
     ("figures/submodels.md", "Submodels", ["submodels --seeds 5"]),
     ("figures/training.md", "Few rows a device", ["recipe"]),
+    (
+        "figures/staleness.md",
+        "Waiting for all, closing early, and staleness",
+        ["staleness"],
+    ),
     ("figures/personalisation.md", "Models of devices' own", ["personalisation"]),
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),

@@ -232,6 +232,7 @@ class _SeenTask:
         self.rollback = Rollback.of(store)
         self.outcomes = store.reports.outcomes()
         self.trained = parts.counts(store.participations.widths())
+        self.counted_by_part = self._counted_by_part(parts)
         self.unknown_items = store.reports.unknown_items()
         self.not_trained = {
             (each.outcome, each.reason): _known(registry, each.device_ids)
@@ -248,6 +249,22 @@ class _SeenTask:
         self.open: WaitingRound | None = None
         if settings is not None and found is not None and found.threshold:
             self.open = WaitingRound.look(store, found, registry, selector, settings, now)
+
+    def _counted_by_part(self, parts: ModelParts) -> dict[str, float]:
+        """Of the updates that each device of a part was asked for in the last closed rounds, the
+        share that counted: rounds draw devices whatever they train. Closing early favours the
+        quick."""
+        closed = [each for each in self.rounds if not each.unfinished and each.threshold]
+        asked = [each for each in closed if each.generation == closed[0].generation]
+        rounds = sum(each.expected for each in asked) / max(1, self.eligible)
+        if not rounds:
+            return {}
+        of = asked[0].generation, asked[-1].round, asked[0].round
+        counted = parts.counts(self.store.log.counted_by_width(*of))
+        return {
+            part: min(1.0, counted.get(part, 0) / (devices * rounds))
+            for part, devices in self.trained.items()
+        }
 
     @property
     def open_round(self) -> RoundRow | None:
@@ -366,6 +383,10 @@ def _print(
         if task.trained:
             told = ", ".join(f"{printable(each)}: {count}" for each, count in task.trained.items())
             print(f"train        {told}")
+        if len(task.counted_by_part) > 1:
+            shares = task.counted_by_part.items()
+            told = ", ".join(f"{printable(part)}: {share:.0%}" for part, share in shares)
+            print(f"counted      of what was asked for in the last rounds: {told}")
         if task.store.facts.stopped_at is not None:
             print(
                 f"stopped      nothing has improved version {task.store.facts.stopped_at} for "
@@ -562,6 +583,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],
         "devices_by_part": seen.trained,
+        "counted_by_part": seen.counted_by_part,
         "unknown_items": seen.unknown_items._asdict(),
         "not_trained": [
             {"outcome": outcome, "reason": reason, "devices": _listed(devices)}

@@ -433,7 +433,14 @@ class Ingest:
         if current is None:
             raise WireError("not-served", "no round is open that an earlier one's update counts in")
         age = self._ages.of(current, row.round) if current.threshold else None
-        return age if age is not None and age <= self._most_age else None
+        if age is None or age > self._most_age:
+            return None
+        late = (each.update for each in self._staged.values() if each.age is not None)
+        if device_id in self._ages.brought or any(e.identity.device_id == device_id for e in late):
+            # A device trains one round after the other: whoever kept many back makes no version
+            # alone.
+            raise WireError("one-at-a-time", "another update of an earlier round is in this one")
+        return age
 
     def _keeps_reports_of(self, row: RoundRow) -> bool:
         return row.round > self._rounds.next_number() - 1 - KEPT_ROUNDS
@@ -490,8 +497,10 @@ class Ingest:
         device_id = staged.update.identity.device_id
         if staged.age is None:
             self._rounds.heard_of(device_id, counted_seconds)
-        else:
-            self._rounds.came_late(staged.row, device_id, updates=counted_seconds is not None)
+            return
+        self._rounds.came_late(staged.row, device_id, updates=counted_seconds is not None)
+        if counted_seconds is not None:
+            self._ages.brought.add(device_id)
 
     def _settle(self, decided: _Decided, failed: Collection[int], now_unix_seconds: int) -> Settled:
         staged, logged, reason = decided.staged, decided.logged, decided.verdict.reason

@@ -33,12 +33,18 @@ class Sent(NamedTuple):
 
 
 class Ages:
-    """Of what closed rounds sent, in a task's open round."""
+    """Of what closed rounds sent, in a task's open round.
+
+    Attributes:
+        brought: devices that brought an update of another round into the open one. Where rounds
+            enter as sums, of a process before this one nothing is known.
+    """
 
     def __init__(self, store: TaskStore) -> None:
         self._store = store
         self._row: RoundRow | None = None
         self._known: dict[int, int | None] = {}
+        self.brought: set[bytes] = set()
 
     def of(self, row: RoundRow, number: int) -> int | None:
         """How many versions were made between those of round ``number`` and of the open round
@@ -46,6 +52,7 @@ class Ages:
         it was made anew in between, or is of another generation."""
         if self._row is None or (self._row.round, self._row.version) != (row.round, row.version):
             self._row, self._known = row, {}
+            self.brought = self._store.log.of_other_rounds(row.round)
         if number not in self._known:
             self._known[number] = self._find(row, number)
         return self._known[number]

@@ -549,9 +549,12 @@ class ArrayDevices(VirtualDevices):
         self._held: dict[tuple[int, str], int] = {}
         """By device and attachment what it fetched last, which it does not fetch again."""
         self._trainers: dict[Path, Trainer] = {}
+        self._read: _ReadRound | None = None  # of the last round, in which others may begin later
 
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
-        read = _ReadRound(published, *published.read(), published.offered())
+        if self._read is None or self._read.published is not published:
+            self._read = _ReadRound(published, *published.read(), published.offered())
+        read = self._read
         for each in chosen:
             fetched = [0]
             try:

@@ -26,6 +26,7 @@ from device_sdk.fields import Declared, Within
 Chance = Annotated[float, Within(0, 1)]
 _LOGNORMAL = re.compile(r"lognormal:([0-9]*\.?[0-9]+)")
 _MOST_CLASSES = 64
+_QUARTERS = ("slowest quarter", "slower quarter", "quicker quarter", "quickest quarter")
 
 
 class StreamPurpose(IntEnum):
@@ -197,6 +198,22 @@ class VirtualFleet:
     def class_of(self, device: int) -> CapabilityClass:
         """The class of a device."""
         return self.speeds.classes[int(self._dealt[0][device])]
+
+    def by_kind(self, devices: Sequence[int]) -> dict[str, int]:
+        """How many of these devices are of which class or, where all are of one and differ in
+        speed, of which quarter of the fleet by it; empty for devices that are all alike."""
+        classes, speeds = self._dealt
+        places = np.asarray(devices, dtype=np.int64)
+        if len(self.speeds.classes) > 1:
+            counts = np.bincount(classes[places], minlength=len(self.speeds.classes))
+            names = [each.name for each in self.speeds.classes]
+        elif self.speeds.spread:
+            quarter = np.empty(self.devices, dtype=np.int64)
+            quarter[np.argsort(speeds, kind="stable")] = np.arange(self.devices) * 4 // self.devices
+            counts, names = np.bincount(quarter[places], minlength=4), list(_QUARTERS)
+        else:
+            return {}
+        return dict(zip(names, counts.tolist(), strict=True))
 
     def seconds(self, device: int, samples: int, part: float) -> float:
         """Virtual seconds that a device trains for, ``part`` (0 to 1) of the model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,6 +56,8 @@ class Simulated:
     clock: Clock
     _failure: str = ""
     _counted: int = 0
+    _selected_by: Counter[str] = field(default_factory=Counter)
+    _counted_by: Counter[str] = field(default_factory=Counter)
     _figures: dict[int, Sequence[Figure]] = field(default_factory=dict)
     """By seed, of the last round that was evaluated."""
     _understood: tuple[str, ...] = ()
@@ -82,7 +85,9 @@ class Simulated:
         for played in simulation.rounds(rounds):
             self.recorder.add(played)
             self._failure = self._failure or played.failure
-            self._counted += played.counted
+            self._counted += played.counted + played.stale
+            self._selected_by.update(played.selected_by)
+            self._counted_by.update(played.counted_by)
             if played.figures:
                 self._figures[seed] = played.figures
             version = played.version if played.next_version is None else played.next_version
@@ -121,6 +126,12 @@ class Simulated:
                 "model alone, to say what federation brings"
             ]
         yield from brings
+        if self._counted and self._selected_by:
+            shares = (
+                f"{kind} {self._counted_by[kind] / max(1, asked):.0%}"
+                for kind, asked in self._selected_by.items()
+            )
+            yield f"of the updates that were asked for, these counted: {', '.join(shares)}"
         if self._failure:
             yield f"the first device without an update, {self._failure}"
         if self.task.evaluation is None:

@@ -7,11 +7,14 @@ same functions.
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import heappop, heappush
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -44,6 +47,7 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import EVERYONE, evaluates_in, selected
 
+_LATE = "late"
 _EVALUATED_BY = 2**31
 """Rounds of evaluation alone are numbered from here: their draws are apart from the others'."""
 
@@ -59,12 +63,17 @@ class PlayedRound:
         selected: devices; of these the other numbers are parts.
         counted: updates.
         late, silent, crashed: devices whose update came too late, or not at all.
+        busy: devices that train on as the round ends, for it or for an earlier one: what they send
+            may count in a later one (``round.late``).
+        stale: updates of earlier rounds that were counted in this one, beside ``counted``.
         failed, refused: devices by why there was no update, and updates by why they do not count.
         down_bytes, up_bytes: of all messages of the round.
         metrics: of the method.
         figures: of ``version``, where it ends with this round and devices evaluated it.
         processor_seconds: that the round took here.
         failure: in words, what the first device that failed said.
+        selected_by, counted_by: by the kind of device (:meth:`VirtualFleet.by_kind`) how many were
+            selected, and how many updates counted, of whatever round.
     """
 
     number: int
@@ -85,29 +94,90 @@ class PlayedRound:
     figures: tuple[Figure, ...]
     processor_seconds: float
     failure: str = ""
+    busy: int = 0
+    stale: int = 0
+    selected_by: Mapping[str, int] = field(default_factory=dict)
+    counted_by: Mapping[str, int] = field(default_factory=dict)
+
+
+class _UnderWay(NamedTuple):
+    """An update whose round ended before it came. Its device does nothing else until then.
+
+    Attributes:
+        at_seconds: when it comes, since the run's beginning.
+        took_seconds: likewise, since its round's.
+        number, version: of its round.
+        answer: with its body.
+    """
+
+    at_seconds: float
+    took_seconds: float
+    number: int
+    version: int
+    answer: DeviceAnswer
 
 
 class _Came(NamedTuple):
     """What came of a device, in virtual seconds after the opening. ``reason``: why it does not
-    count, whenever it comes; ``body``: where it lies in the round's file, and its length."""
+    count, whenever it comes; ``body``: where it lies in the round's file, and its length; ``late``:
+    as what it was under way, if it is of an earlier round."""
 
     seconds: float
     answer: DeviceAnswer
     reason: str = ""
     body: tuple[int, int] = (0, 0)
+    late: _UnderWay | None = None
+
+
+class _Coming:
+    """What comes in a round, the earliest first, and of what comes together the lowest device's."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, _Came]] = []
+        self._added = 0
+
+    def add(self, came: _Came) -> None:
+        self._added += 1
+        heappush(self._heap, (came.seconds, came.answer.device, self._added, came))
+
+    def until(self, seconds: float) -> _Came | None:
+        """The next one, where it comes by then."""
+        return heappop(self._heap)[3] if self._heap and self._heap[0][0] <= seconds else None
+
+    def rest(self) -> list[_Came]:
+        """What comes after that."""
+        return [came for _, _, _, came in sorted(self._heap)]
 
 
 @dataclass(slots=True)
 class _RoundTally:
-    """What comes in a round; ``bodies``: of updates, in no one's memory when they are many."""
+    """What comes in a round; ``bodies``: of updates, in no one's memory when they are many.
+
+    Attributes:
+        in_time: what was heard before the round ended, in that order.
+        late, busy: see :class:`PlayedRound`.
+        started: devices that began to train.
+    """
 
     bodies: IO[bytes]
-    came: list[_Came] = field(default_factory=list)
+    coming: _Coming = field(default_factory=_Coming)
+    in_time: list[_Came] = field(default_factory=list)
+    late: int = 0
+    busy: int = 0
+    started: int = 0
     up_bytes: int = 0
     fetched_bytes: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     verdicts: dict[int, bool] = field(default_factory=dict)
     failure: str = ""
+
+    def body(self, came: _Came) -> bytes:
+        """Of an update of this round or, as it was kept, of an earlier one."""
+        if came.late is not None:
+            return came.late.answer.body
+        place, length = came.body
+        self.bodies.seek(place)
+        return self.bodies.read(length)
 
 
 class TaskSimulation:
@@ -149,6 +219,7 @@ class TaskSimulation:
         self._said: dict[int, tuple[str, bytes]] = {}
         """What devices said of the present version."""
         self._history: list[Evaluated] = []
+        self._under_way: list[_UnderWay] = []
 
     @property
     def stopped(self) -> bool:
@@ -192,15 +263,20 @@ class TaskSimulation:
         devices = self._selected(published)
         silent = sum(1 for each in devices if fates[each] == Fate.SILENT)
         crashed = sum(1 for each in devices if fates[each] == Fate.CRASHES)
-        training = [
-            Chosen(each) for each in devices if fates[each] not in (Fate.SILENT, Fate.CRASHES)
-        ]
-        for answer in self._devices.round(published, training):
-            self._take(published, answer, Fate(int(fates[answer.device])), tally)
-        seconds, in_time = self._close(devices, tally.came)
-        counted = [each for each in in_time if not each.reason]
-        held = self._absorb(counted, tally.bodies)
-        tally.verdicts |= {each.answer.device: True for each in counted}
+
+        def train(free: Sequence[int], at_seconds: float) -> None:
+            """These devices take part, from so long after the opening on."""
+            tally.started += len(free)
+            for answer in self._devices.round(published, [Chosen(each) for each in free]):
+                fate = Fate(int(fates[answer.device]))
+                self._take(published, answer, fate, tally, at_seconds)
+
+        training = [each for each in devices if fates[each] not in (Fate.SILENT, Fate.CRASHES)]
+        seconds = self._collect(version, devices, training, train, tally)
+        counted = [each for each in tally.in_time if not each.reason]
+        own = [each for each in counted if each.late is None]
+        held = self._absorb(version, counted, tally)
+        tally.verdicts |= {each.answer.device: True for each in own}
         self._devices.settle(self._number, tally.verdicts)
 
         participants = len(counted) + len(self._carried)
@@ -219,18 +295,22 @@ class TaskSimulation:
             began_seconds=self._clock_seconds,
             seconds=seconds,
             selected=len(devices),
-            counted=len(counted),
-            late=len(tally.came) - len(in_time),
+            counted=len(own),
+            late=tally.late,
             silent=silent,
             crashed=crashed,
             failed=dict(tally.failed),
-            refused=dict(Counter(each.reason for each in in_time if each.body[1] and each.reason)),
-            down_bytes=published.down_bytes * (len(devices) - silent) + tally.fetched_bytes,
+            refused=dict(Counter(e.reason for e in tally.in_time if e.reason and _is_update(e))),
+            down_bytes=published.down_bytes * (tally.started + crashed) + tally.fetched_bytes,
             up_bytes=tally.up_bytes,
             metrics=dict(summary.metrics),
             figures=figures,
             processor_seconds=time.process_time() - began,
             failure=tally.failure,
+            busy=tally.busy,
+            stale=len(counted) - len(own),
+            selected_by=self._fleet.by_kind(devices),
+            counted_by=self._fleet.by_kind([each.answer.device for each in counted]),
         )
         self._clock_seconds += seconds + self._task.round.pause_seconds
         return played
@@ -299,14 +379,20 @@ class TaskSimulation:
         ]
 
     def _take(
-        self, published: PublishedRound, answer: DeviceAnswer, fate: Fate, tally: _RoundTally
+        self,
+        published: PublishedRound,
+        answer: DeviceAnswer,
+        fate: Fate,
+        tally: _RoundTally,
+        at_seconds: float,
     ) -> None:
         """Note what comes of a device, and why it cannot count, if that does not hang on time."""
         tally.fetched_bytes += answer.fetched_bytes
+        seconds = at_seconds + answer.seconds
         if not answer.body:
             tally.failed[answer.reason] += 1
             tally.failure = tally.failure or f"device {answer.device}: {answer.detail}"
-            tally.came.append(_Came(answer.seconds, answer, answer.reason))
+            tally.coming.add(_Came(seconds, answer, answer.reason))
             return
         device = device_id(answer.device)
         tally.up_bytes += update_bytes(
@@ -315,68 +401,127 @@ class TaskSimulation:
         tally.verdicts[answer.device] = False
         reason = ""
         try:
-            update = self._decode(answer.device, answer.body)
+            update = self._decode(answer.device, answer.body, self._number)
             self.method.check(_spoilt(update) if fate is Fate.SPOILT else update)
         except WireError as error:
             reason = error.reason
-        seconds = np.inf if fate is Fate.LATE else answer.seconds
+        tally.bodies.seek(0, os.SEEK_END)
         place = tally.bodies.tell()
         tally.bodies.write(answer.body)
-        came = _Came(seconds, answer._replace(body=b""), reason, (place, len(answer.body)))
-        tally.came.append(came)
+        body = place, len(answer.body)
+        seconds = np.inf if fate is Fate.LATE else seconds
+        tally.coming.add(_Came(seconds, answer._replace(body=b""), reason, body))
 
-    def _close(
-        self, devices: Sequence[int], came: Sequence[_Came]
-    ) -> tuple[float, Sequence[_Came]]:
-        """When the round ends, in seconds after its opening, and what came before that: each is
-        heard after the other, as :class:`~aggregator.rounds.machine.RoundMachine` hears them."""
+    def _collect(
+        self,
+        version: int,
+        devices: Sequence[int],
+        training: Sequence[int],
+        train: Callable[[Sequence[int], float], None],
+        tally: _RoundTally,
+    ) -> float:
+        """Let devices train and the round end, and say when, in seconds after its opening: what
+        comes is heard one after the other, as :class:`~aggregator.rounds.machine.RoundMachine`
+        hears it.
+
+        A device that is busy with an earlier round begins once it is through, if this one is still
+        open then.
+        """
         settings, attendance = self._task.round, self._attendance
         attendance.begin(self._number, settings.deadline_seconds, set(map(device_id, devices)))
-
-        def has_quorum() -> bool:
-            return attendance.counted + len(self._carried) >= settings.quorum
-
-        order = sorted(came, key=lambda each: (each.seconds, each.answer.device))
-        ends, heard = settings.deadline_seconds, 0
-        for each in order:
-            if each.seconds > ends:
-                break
-            seconds = None if each.reason else each.seconds
-            attendance.heard_of(device_id(each.answer.device), seconds)
-            heard += 1
-            ends = max(each.seconds, attendance.closes_seconds(np.inf, has_quorum))
-            enough = 0 < settings.wanted <= attendance.counted + len(self._carried)
+        busy = {each.answer.device for each in self._under_way}
+        for late in self._under_way:
+            seconds = max(0.0, late.at_seconds - self._clock_seconds)
+            tally.coming.add(_Came(seconds, late.answer, late=late))
+        train([each for each in training if each not in busy], 0.0)
+        waiting = busy & set(training)
+        ends, gathered = settings.deadline_seconds, len(self._carried)
+        while (came := tally.coming.until(ends)) is not None:
+            device = device_id(came.answer.device)
+            if came.late is None:
+                attendance.heard_of(device, None if came.reason else came.seconds)
+            else:
+                came = self._judged(came, version)
+                took = came.late.took_seconds if came.late is not None else np.inf
+                useful = not came.reason and took <= settings.deadline_seconds
+                attendance.came_late(device, took if useful else None, came.seconds)
+            if came.reason == _LATE:
+                tally.late += 1
+            else:
+                tally.in_time.append(came)
+            gathered += not came.reason
+            has_quorum = partial(bool, gathered >= settings.quorum)
+            ends = max(came.seconds, attendance.closes_seconds(np.inf, has_quorum))
+            enough = 0 < settings.wanted <= gathered
             if enough or (attendance.counted and not attendance.missing):
-                ends = each.seconds
+                ends = came.seconds
                 break
+            if came.late is not None and came.answer.device in waiting:
+                train([came.answer.device], came.seconds)
         blamed = attendance.in_vain(ends) if attendance.counted else ()
         attendance.habits.save(blamed, lambda device: True)
         attendance.end()
-        for each in order[heard:]:
-            useful = not each.reason and each.seconds <= settings.deadline_seconds
-            device = device_id(each.answer.device)
-            attendance.came_late(device, each.seconds if useful else None, ends)
-        return ends, order[:heard]
+        self._leave(version, ends, tally)
+        heard = sum(1 for each in tally.in_time if each.late is None)
+        if settings.most_age >= 0:
+            tally.busy = len(training) - heard
+        return ends
 
-    def _absorb(self, came: Iterable[_Came], bodies: IO[bytes]) -> list[Update]:
+    def _leave(self, version: int, ends: float, tally: _RoundTally) -> None:
+        """The round ended without what is still to come: that is too late, or counts later."""
+        settings, rest = self._task.round, tally.coming.rest()
+        self._under_way = [each.late for each in rest if each.late is not None]
+        for each in rest:
+            device = device_id(each.answer.device)
+            if each.late is not None:
+                continue
+            if settings.most_age >= 0 and each.body[1]:
+                del tally.verdicts[each.answer.device]
+                seconds = max(ends, each.seconds) if np.isfinite(each.seconds) else ends
+                answer = each.answer._replace(body=tally.body(each))
+                at_seconds = self._clock_seconds + seconds
+                late = _UnderWay(at_seconds, seconds, self._number, version, answer)
+                self._under_way.append(late)
+                continue
+            tally.late += 1
+            useful = not each.reason and each.seconds <= settings.deadline_seconds
+            self._attendance.came_late(device, each.seconds if useful else None, ends)
+
+    def _judged(self, came: _Came, version: int) -> _Came:
+        """An earlier round's update as it is judged in this one."""
+        assert came.late is not None
+        if version - came.late.version > self._task.round.most_age:
+            return came._replace(reason=_LATE)
+        try:
+            self.method.check(self._read(came, version, came.late.answer.body))
+        except WireError as error:
+            return came._replace(reason=error.reason)
+        return came
+
+    def _absorb(self, version: int, came: Iterable[_Came], tally: _RoundTally) -> list[Update]:
         """Absorb updates in the order of the devices; those that the next round may begin with."""
         held: list[Update] = []
         absorbed = len(self._carried)
-        for each in sorted(came, key=lambda each: each.answer.device):
-            place, length = each.body
-            bodies.seek(place)
-            update = self._decode(each.answer.device, bodies.read(length))
+        for each in sorted(came, key=lambda each: (each.answer.device, each.late is None)):
+            update = self._read(each, version, tally.body(each))
             self.method.absorb(update)
-            self._note(each.answer)
+            if each.late is None:
+                self._note(each.answer)
             held.append(update)
             absorbed += 1
             if absorbed >= self._task.round.quorum:
                 held.clear()  # it makes a version: nothing is carried over
         return held
 
-    def _decode(self, device: int, body: bytes) -> Update:
+    def _read(self, came: _Came, version: int, body: bytes) -> Update:
+        if came.late is None:
+            return self._decode(came.answer.device, body, self._number)
+        update = self._decode(came.answer.device, body, came.late.number)
+        return replace(update, age=version - came.late.version)
+
+    def _decode(self, device: int, body: bytes, number: int) -> Update:
         name = device_id(device).hex()
-        return self._task.binding.decode(body, self._number, self._items, name)
+        return self._task.binding.decode(body, number, self._items, name)
 
     def _note(self, answer: DeviceAnswer) -> None:
         if answer.evaluation:
@@ -394,6 +539,10 @@ class TaskSimulation:
             if each.part == "" and figure_name(each.stage, each.metric) == asked.ranking.metric:
                 self._history.append(Evaluated(version, self._number, each.comparable))
         return figures
+
+
+def _is_update(came: _Came) -> bool:
+    return bool(came.body[1]) or came.late is not None
 
 
 def _spoilt(update: Update) -> Update:

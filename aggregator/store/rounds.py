@@ -65,6 +65,16 @@ class UpdateLog(TableOfTask):
         of = {"generation": generation, "round": round_number}
         return self._count("verdicts", "AND reason IS NULL", **of)
 
+    def counted_by_width(self, generation: int, first: int, last: int) -> dict[int, int]:
+        """How many updates of these rounds were counted, by the part of the model (k, or a ladder's
+        rung) that their devices trained last, rising; left out where there is none."""
+        query = (
+            "SELECT width, count(*) FROM verdicts JOIN participations USING (task, device_id) "
+            "WHERE task = ? AND generation = ? AND verdicts.round BETWEEN ? AND ? "
+            "AND verdicts.reason IS NULL AND width IS NOT NULL GROUP BY width ORDER BY width"
+        )
+        return dict(self._database.rows(query, (self._task, generation, first, last)))
+
     def median_seconds(self, generation: int, round_number: int) -> float:
         """After the round opened, of the updates counted; 0 without any."""
         count = self.counted(generation, round_number)
@@ -94,6 +104,11 @@ class UpdateLog(TableOfTask):
         while found := list(self._all(LoggedUpdate, "updates", page, *last)):
             yield from found
             last = (found[-1].round, found[-1].device_id)
+
+    def of_other_rounds(self, number: int) -> set[bytes]:
+        """The devices whose updates of other rounds than this wait to be part of a version."""
+        query = "SELECT DISTINCT device_id FROM updates WHERE task = ? AND round != ?"
+        return {bytes(row[0]) for row in self._database.rows(query, (self._task, number))}
 
     def waiting(self) -> int:
         """Updates to absorb."""

@@ -185,7 +185,7 @@ class RoundSettings:
     wanted: Annotated[int, Within(0, 2**31)] = 0
     over_select: Annotated[float, Within(1, 1000)] = 1.3
     late: Literal["refuse", "staleness"] = "refuse"
-    most_stale: Annotated[int, Within(1, 1000)] = 4
+    most_stale: Annotated[int, Within(1, 1000)] = 100
     wait_for_devices: Annotated[int, Within(1, 2**31)] = 1
     deadline_seconds: Annotated[float, Within(0, 30 * _DAY_SECONDS, above=True)] = 300.0
     deadline_margin: Annotated[float, Within(1, 100)] = 2.0

@@ -210,35 +210,49 @@ class SealedRounds:
         self._known: dict[bytes, WorkerParts] = {}  # by device, who has its session
 
     def round(
-        self, number: int, coming: Collection[Device], bodies: Sequence[bytes], *, restarts: bool
+        self,
+        number: int,
+        coming: Collection[Device],
+        bodies: Sequence[bytes],
+        *,
+        restarts: bool,
+        late: Sequence[tuple[Device, RoundRow, bytes]] = (),
     ) -> RoundClosed:
-        """A round from its opening to its close: these devices send until they have receipts."""
+        """A round from its opening to its close: these devices send until they have receipts, after
+        those that are ``late`` with a body of an earlier round."""
         rounds = self.parts.tasks.first.rounds
         opened = rounds.tick()
         assert isinstance(opened, RoundOpened) and opened.row.round == number
         for each in self.crew:
             each.look()
-        waiting = list(coming)
-        self._open_sessions(waiting)
+        own = [(each, opened.row, bodies[each.number]) for each in coming]
+        for sent in (late, own):
+            self._deliver(sent, restarts=restarts)
+        closed = rounds.tick()
+        if closed is None:  # somebody is waited for
+            self._now_seconds += _DEADLINE_SECONDS
+            closed = rounds.tick()
+        assert isinstance(closed, RoundClosed)
+        return closed
+
+    def _deliver(self, sent: Sequence[tuple[Device, RoundRow, bytes]], *, restarts: bool) -> None:
+        waiting = list(sent)
+        self._open_sessions([device for device, _, _ in waiting])
         while waiting:
             for place in self._chance.permutation(len(waiting)).tolist():
                 if restarts and self._chance.random() < _RESTARTED:
                     self._restart(int(self._chance.integers(len(self.crew))))
-                device = waiting[place]
+                device, row, body = waiting[place]
                 self._open_sessions([device])
                 worker = self._worker_of(device)
-                worker.link.came.append(device.update(opened.row, bodies[device.number]))
+                worker.link.came.append(device.update(row, body))
                 if self._chance.random() < 1 / _TOGETHER:
                     self._turn(worker)
             for worker in self.crew:
                 self._turn(worker)
                 worker.commit()
                 self._hear(worker)
-            waiting = [device for device in waiting if device.awaited]
-        self._now_seconds += _DEADLINE_SECONDS * (len(coming) < len(self._devices))
-        closed = rounds.tick()
-        assert isinstance(closed, RoundClosed)
-        return closed
+            waiting = [each for each in waiting if each[0].awaited]
 
     def state(self) -> str:
         """The SHA-256 of the method's state."""

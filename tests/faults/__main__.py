@@ -66,6 +66,9 @@ def main() -> int:
     parser.add_argument(
         "--ladder", action="store_true", help="devices train parts of one model (one aggregator)"
     )
+    parser.add_argument(
+        "--late", action="store_true", help="updates of closed rounds count in the open one"
+    )
     parser.add_argument("--out", type=Path, help="add each run's figures to this file")
     parser.add_argument("--table-only", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
@@ -74,6 +77,8 @@ def main() -> int:
     out = arguments.out or Path(tempfile.mkdtemp()) / "chaos.jsonl"
     until = time.monotonic() + 60 * arguments.minutes
     seed = arguments.seed
+    if arguments.late and arguments.ladder:
+        parser.error("--late and --ladder: the ladder's rungs have a low rank")
     scenes = _scenes(arguments.scenes) if arguments.cluster else []
     brokers = _brokers(arguments.brokers) if arguments.cluster else arguments.brokers
     if not brokers:
@@ -82,7 +87,7 @@ def main() -> int:
         seconds = min(arguments.seconds, max(5.0, until - time.monotonic()))
         broker = brokers[(seed - arguments.seed) % len(brokers)]
         common = seed, broker, seconds, arguments.devices, arguments.hosts
-        settings = RunSettings(*common, ladder=arguments.ladder)
+        settings = RunSettings(*common, ladder=arguments.ladder, late=arguments.late)
         if scenes:
             # Rounds of two seconds make few versions where so much is started anew.
             settings = ClusterSettings(
@@ -91,6 +96,7 @@ def main() -> int:
                 breath_events=12,
                 breath_seconds=5.0,
                 adds_up=seed % 2 == 0,
+                late=arguments.late,
             )
             settings = scenes[(seed - arguments.seed) % len(scenes)](settings)
         said = f"seed {seed}, {where(settings)}"

@@ -23,7 +23,7 @@ from aggregator.task.file import read_task
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
 from tests.faults.hooks import after, before
-from tests.faults.known import KnownBinding
+from tests.faults.known import KnownBinding, served_late
 from tests.faults.known_ladder import LadderBinding
 
 BRISK_LINK = replace(
@@ -46,6 +46,7 @@ def serve(
     calls: int,
     *,
     ladder: bool = False,
+    late: bool = False,
 ) -> None:
     """Serve the home ``folder`` until killed; at ``point``, if any, it kills itself.
 
@@ -64,7 +65,8 @@ def serve(
         return time.time() + shared.read("clock_offset_millis") / 1000
 
     home = AggregatorHome(Path(folder))
-    task = replace(read_task(home.task_file), binding=LadderBinding() if ladder else KnownBinding())
+    task = served_late(read_task(home.task_file), late=late)
+    task = replace(task, binding=LadderBinding() if ladder else KnownBinding())
     link = BRISK_LINK if brisk else LINK_SETTINGS
     world = World(time.monotonic, unix_clock, np.random.default_rng(), link=link)
     try:

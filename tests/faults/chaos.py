@@ -88,6 +88,8 @@ class RunSettings:
     breath_seconds: float = 30.0
     ladder: bool = False
     """Devices train parts of one model."""
+    late: bool = False
+    """Updates of closed rounds count in the open one."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class Scene:
         """What serves, in the order in which it is started."""
         log, home = str(folder / "aggregator.log"), str(self.fleet.aggregator.folder)
         arguments = (home, str(folder / "counters"), log, True)
-        serving = partial(serve, ladder=self._settings.ladder)
+        serving = partial(serve, ladder=self._settings.ladder, late=self._settings.late)
         return [Victim(serving, arguments, "aggregator", AGGREGATOR_POINTS)]
 
     @property

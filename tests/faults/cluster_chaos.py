@@ -287,6 +287,7 @@ class ClusterScene(Scene):
             counters,
             str(folder / f"{name}.log"),
             self._cluster.adds_up,
+            self._cluster.late,
         )
 
     def _settle(self) -> None:

@@ -35,7 +35,7 @@ from aggregator.task.file import Task, read_task
 from tests.faults.aggregator_process import BRISK_LINK, count_arrivals, shorten_settling
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
-from tests.faults.known import known_binding
+from tests.faults.known import known_binding, served_late
 from tests.faults.taken_in import TakenIn, taken_by
 from tests.servers.namespaces import enter
 
@@ -62,6 +62,7 @@ class Place:
         sockets: a folder of short path, for workers to be found in.
         counters, log: files.
         adds_up: whether rounds do.
+        late: whether updates of closed rounds count.
     """
 
     home: str
@@ -72,11 +73,12 @@ class Place:
     counters: str
     log: str
     adds_up: bool
+    late: bool = False
 
     def open(self) -> tuple[AggregatorHome, Task]:
         """The home, and the task as it is served."""
         home = AggregatorHome(Path(self.home), self.store_url)
-        task = read_task(home.task_file)
+        task = served_late(read_task(home.task_file), late=self.late)
         cluster = Cluster(self.cells, self.store_url)
         return home, replace(
             task,

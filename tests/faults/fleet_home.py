@@ -24,21 +24,25 @@ from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
 # Of the first task, a copy of every update that was ever committed, in the order of commits: the
 # product's own log is cleared at each version; and of every verdict, since the product forgets
-# those in time. Triggers, so that copy and original are in one transaction. And when each round
-# opened, by this machine's clock: the aggregator's jumps, and so does PostgreSQL's.
+# those in time; each with the round that was the newest then. Triggers, so that copy and original
+# are in one transaction. And when each round opened, by this machine's clock: the aggregator's
+# jumps, and so does PostgreSQL's.
 _AUDIT = """
 CREATE TABLE opened (round INTEGER, unix REAL);
 CREATE TRIGGER note_opening AFTER INSERT ON rounds WHEN NEW.task = 1 BEGIN
     INSERT INTO opened VALUES (NEW.round, (julianday('now') - 2440587.5) * 86400);
 END;
-CREATE TABLE audit (n INTEGER PRIMARY KEY, round INTEGER, device_id BLOB, body BLOB);
+CREATE TABLE audit (n INTEGER PRIMARY KEY, round INTEGER, device_id BLOB, body BLOB,
+    entered INTEGER);
 CREATE TRIGGER copy_update AFTER INSERT ON updates WHEN NEW.task = 1 BEGIN
-    INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
+    INSERT INTO audit (round, device_id, body, entered) VALUES (NEW.round, NEW.device_id, NEW.body,
+        (SELECT max(round) FROM rounds WHERE task = 1));
 END;
 CREATE TABLE judged (generation INTEGER, round INTEGER, device_id BLOB, reason TEXT,
-    PRIMARY KEY (generation, round, device_id)) WITHOUT ROWID;
+    entered INTEGER, PRIMARY KEY (generation, round, device_id)) WITHOUT ROWID;
 CREATE TRIGGER copy_verdict AFTER INSERT ON verdicts WHEN NEW.task = 1 BEGIN
-    INSERT INTO judged VALUES (NEW.generation, NEW.round, NEW.device_id, NEW.reason);
+    INSERT INTO judged VALUES (NEW.generation, NEW.round, NEW.device_id, NEW.reason,
+        (SELECT max(round) FROM rounds WHERE task = 1));
 END;
 CREATE TRIGGER change_verdict AFTER UPDATE ON verdicts WHEN NEW.task = 1 BEGIN
     UPDATE judged SET reason = NEW.reason WHERE generation = NEW.generation
@@ -60,8 +64,9 @@ END;
 """
 _AUDIT_POSTGRES = """
 CREATE TABLE opened (round BIGINT, unix DOUBLE PRECISION);
-CREATE TABLE audit (n BIGSERIAL PRIMARY KEY, round BIGINT, device_id BYTEA, body BYTEA);
-CREATE TABLE judged (generation BIGINT, round BIGINT, device_id BYTEA, reason TEXT,
+CREATE TABLE audit (n BIGSERIAL PRIMARY KEY, round BIGINT, device_id BYTEA, body BYTEA,
+    entered BIGINT);
+CREATE TABLE judged (generation BIGINT, round BIGINT, device_id BYTEA, reason TEXT, entered BIGINT,
     PRIMARY KEY (generation, round, device_id));
 CREATE TABLE audit_shares (n BIGSERIAL PRIMARY KEY, round BIGINT, slot BIGINT, epoch BIGINT,
     commits BIGINT, counted BIGINT);
@@ -71,11 +76,13 @@ CREATE FUNCTION note_opening() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     RETURN NULL;
 END $$;
 CREATE FUNCTION copy_update() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
+    INSERT INTO audit (round, device_id, body, entered) VALUES (NEW.round, NEW.device_id, NEW.body,
+        (SELECT max(round) FROM rounds WHERE task = 1));
     RETURN NULL;
 END $$;
 CREATE FUNCTION copy_verdict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO judged VALUES (NEW.generation, NEW.round, NEW.device_id, NEW.reason);
+    INSERT INTO judged VALUES (NEW.generation, NEW.round, NEW.device_id, NEW.reason,
+        (SELECT max(round) FROM rounds WHERE task = 1));
     RETURN NULL;
 END $$;
 CREATE FUNCTION change_verdict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Arrays, Method
+from aggregator.methods.bounds import Sized
+from aggregator.methods.method import Arrays, Method, late_weight
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable
 from aggregator.methods.scatter_loss import LeastSquaresLoss
+from aggregator.task.file import Task
 from device_sdk.artifact import Artifact
+from device_sdk.artifact.submodels import Submodel
 from device_sdk.methods.scatter.contract import (
     STRENGTHS,
     decode_scatter_update,
@@ -31,6 +35,7 @@ __all__ = [
     "known_body",
     "known_check_value",
     "known_long_body",
+    "served_late",
 ]
 
 ITEMS, WIDTH = 64, 66
@@ -90,7 +95,14 @@ class KnownSums(ScatterMethod):
     """The scatter method, but that a version is the one before plus the sums, undivided.
 
     All columns but the last hold whole numbers of units far below 2^24, which float32 adds exactly.
+    An update of an earlier version counts whole in these, so that everybody can tell how often it
+    did; in the last column for less, so that the bits tell how old it was taken to be.
     """
+
+    TAKES_LATE = True
+
+    def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
+        return super().sized(map(_aged, updates))
 
     def _new_loss(self) -> LeastSquaresLoss:
         return _AsTheyAre(self._shape, ONE_WIDTH, self._spread)
@@ -101,6 +113,14 @@ class KnownSums(ScatterMethod):
         fade[_NOISE_COLUMN] = 0.7  # keep the fraction small, and the bits in motion
         self._items = (self._items * fade + self.gradient).astype(np.float32)
         return {}
+
+
+def _aged(update: Update) -> Update:
+    if not update.age:
+        return update
+    factor = update.tensors["factor"].copy()
+    factor[:, _NOISE_COLUMN] *= np.float32(late_weight(update.age))
+    return replace(update, tensors={**update.tensors, "factor": factor})
 
 
 class KnownBodies(KnownSums):
@@ -127,6 +147,10 @@ class KnownBinding(ScatterBinding):
             ),
         )
 
+    def why_no_staleness(self, ladder: Sequence[Submodel] = ()) -> str:
+        """Its sums are of whatever came."""
+        return ""
+
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
@@ -143,3 +167,10 @@ class KnownBodiesBinding(KnownBinding):
 def known_binding(*, adds_up: bool) -> KnownBinding:
     """One whose rounds add up as soon as three devices were heard of, or one whose never do."""
     return KnownBinding() if adds_up else KnownBodiesBinding()
+
+
+def served_late(task: Task, *, late: bool) -> Task:
+    """The task; where ``late``, what comes when its round is closed counts in one of the next."""
+    if not late:
+        return task
+    return replace(task, round=replace(task.round, late="staleness", most_stale=4))

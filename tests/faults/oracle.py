@@ -6,7 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class Judgement:
     """When each round opened, by the store's clock."""
     by_slot: dict[int, int] = field(default_factory=dict)
     """Updates by the slot whose workers took them in."""
+    late: int = 0
+    """Updates that entered a later round than their own."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def judge(fleet: FleetHome) -> Judgement:
         )
         assert found is not None
         rounds, versions = found
+        late = sum(of < entered for (of, _), entered in _entered(database).items())
         opened = {
             row[0]: row[1]
             for row in database.rows("SELECT round, min(unix) FROM opened GROUP BY round")
@@ -117,6 +120,7 @@ def judge(fleet: FleetHome) -> Judgement:
         dict(counted_in),
         opened,
         by_slot,
+        late,
     )
 
 
@@ -312,7 +316,7 @@ def _check_versions(database: Database, parts: list[_Part]) -> None:
         last[part.place] = (part.round, part.version)
 
 
-_Commit = tuple[int, bytes, bytes]  # round, device id, body
+_Commit = tuple[int, bytes, bytes, int]  # round, device id, body, the round that it entered
 
 
 def _check_bits(fleet: FleetHome, database: Database, items: NDArray[np.float32]) -> None:
@@ -324,7 +328,7 @@ def _check_ladder(fleet: FleetHome, database: Database, counted: set[_Key]) -> N
     """Exactly the counted updates were committed, and the state is, bit for bit, that of a method
     that absorbed them."""
     bodies = _bodies(database)
-    for number, device_id, body in bodies:
+    for number, device_id, body, _ in bodies:
         place = fleet.device_ids.index(device_id)
         made = {ladder_body(*key) for key in counted if key[0] == place and key[2] == number}
         if body not in made:
@@ -349,10 +353,11 @@ def _check_any_order(
         (number, fleet.device_ids[place]): known_body(place, generation, number)
         for place, generation, number in counted
     }
-    for number, device_id, body in _bodies(database):
+    for number, device_id, body, _ in _bodies(database):
         if known.get((number, device_id)) != body:
             raise Mismatch(f"round {number} has a body that was not counted, or another one")
-    _replay(fleet, database, items, [(*key, known[key]) for key in sorted(known)])
+    entered = _entered(database)
+    _replay(fleet, database, items, [(*key, known[key], entered[key]) for key in sorted(known)])
 
 
 def _check_shares(database: Database, updates: set[_Key]) -> dict[int, int]:
@@ -372,8 +377,9 @@ def _check_shares(database: Database, updates: set[_Key]) -> dict[int, int]:
     for (number, slot), (_, _, counted) in last.items():
         of_rounds[number] += counted
         of_slots[slot] += counted
-    judged = Counter(number for _, _, number in updates)
-    if +of_rounds != judged:
+    query = "SELECT entered FROM judged WHERE reason IS NULL"
+    judged = Counter(row[0] for row in database.rows(query))
+    if judged.total() != len(updates) or +of_rounds != judged:
         apart = sorted(
             number for number in of_rounds | judged if of_rounds[number] != judged[number]
         )
@@ -384,13 +390,17 @@ def _check_shares(database: Database, updates: set[_Key]) -> dict[int, int]:
 
 def _bodies(database: Database) -> list[_Commit]:
     """All that were ever committed, in their order."""
-    audit = [
-        (row[0], bytes(row[1]), bytes(row[2]))
-        for row in database.rows("SELECT round, device_id, body FROM audit ORDER BY n")
-    ]
+    query = "SELECT round, device_id, body, entered FROM audit ORDER BY n"
+    audit = [(row[0], bytes(row[1]), bytes(row[2]), row[3]) for row in database.rows(query)]
     if len(audit) != len({row[:2] for row in audit}):
         raise Mismatch("an update was committed twice")
     return audit
+
+
+def _entered(database: Database) -> dict[tuple[int, bytes], int]:
+    """By round and device of each update that was counted, the round that it entered."""
+    query = "SELECT round, device_id, entered FROM judged WHERE reason IS NULL"
+    return {(row[0], bytes(row[1])): row[2] for row in database.rows(query)}
 
 
 def _replay(
@@ -412,12 +422,15 @@ def _replayed(
     made no version."""
     method: Method = binding.build(fleet.items, np.random.default_rng(0))
     carried: list[_Commit] = []
-    query = "SELECT round, next_version FROM rounds ORDER BY round"
-    for number, following in list(database.rows(query)):
+    query = "SELECT round, version, next_version FROM rounds ORDER BY round"
+    versions: dict[int, int] = {}
+    for number, version, following in list(database.rows(query)):
+        versions[number] = version
         method.open_round(number)
-        carried += [row for row in commits if row[0] == number]
-        for of, device_id, body in carried:
-            method.absorb(binding.decode(body, of, fleet.items, device_id.hex()))
+        carried += [row for row in commits if row[3] == number]
+        for of, device_id, body, _ in carried:
+            update = binding.decode(body, of, fleet.items, device_id.hex())
+            method.absorb(replace(update, age=version - versions[of]))
         if following is not None:
             method.close_round()
             carried = []

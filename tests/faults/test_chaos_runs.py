@@ -14,12 +14,17 @@ from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("broker", "ladder"),
-    [("mosquitto", True), ("mosquitto-persistent", False), ("amqtt", False)],
-    ids=["mosquitto-ladder", "mosquitto-persistent", "amqtt"],
+    ("broker", "more"),
+    [
+        ("mosquitto", {"ladder": True}),
+        ("mosquitto", {"late": True}),
+        ("mosquitto-persistent", {}),
+        ("amqtt", {}),
+    ],
+    ids=["mosquitto-ladder", "mosquitto-late", "mosquitto-persistent", "amqtt"],
 )
 def test_nothing_is_lost_and_nothing_counted_twice(
-    broker: str, ladder: bool, tmp_path: Path
+    broker: str, more: dict[str, bool], tmp_path: Path
 ) -> None:
     if broker == "amqtt" and importlib.util.find_spec("amqtt") is None:
         pytest.skip("amqtt is not installed (pip install amqtt)")
@@ -28,7 +33,7 @@ def test_nothing_is_lost_and_nothing_counted_twice(
     # amqtt moves few packets a second, and only packets that move can be mistreated.
     seconds = 8.0 if broker == "amqtt" else 4.0
     settings = RunSettings(
-        seed=11, broker=broker, seconds=seconds, least_faults=40, devices=8, ladder=ladder
+        seed=11, broker=broker, seconds=seconds, least_faults=40, devices=8, **more
     )
     result = run(settings, tmp_path)
     assert result.judgement.lost == result.judgement.twice == result.judgement.waiting == 0

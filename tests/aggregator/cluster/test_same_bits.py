@@ -118,6 +118,43 @@ def test_what_a_round_without_quorum_leaves_is_in_the_next(tmp_path: Path, robus
     assert len({*found.values()}) == 1, found
 
 
+def test_what_comes_late_counts_alike_over_any_workers(
+    tmp_path: Path, make_database: MakeDatabase
+) -> None:
+    devices = [Device(number) for number in range(FEW)]
+    quick, slow = devices[: FEW // 2], devices[FEW // 2 :]
+    bodies = made(averaged, 4, FEW)
+
+    def played(home: AggregatorHome, workers: int, *, restarts: bool = False) -> tuple[str, ...]:
+        text = home.task_file.read_text()
+        lines = f'late = "staleness"\nwanted = {len(quick)}\nover_select = 100.0'
+        home.task_file.write_text(text.replace("[round]", f"[round]\n{lines}"))
+        found, rows = [], []
+        rng = np.random.default_rng(workers)
+        with closing(SealedRounds(home, devices, workers, rng)) as playing:
+            for number, of_round in enumerate(bodies, 1):
+                # The slow are one round behind, those of them with odd numbers two.
+                late = [
+                    (each, rows[-age], bodies[number - 1 - age][each.number])
+                    for each in slow
+                    if len(rows) >= (age := 1 + each.number % 2)
+                ]
+                closed = playing.round(number, quick, of_round, restarts=restarts, late=late)
+                assert closed.summary.participants == len(quick) + len(late)
+                rows.append(closed.row)
+                found.append(playing.state())
+        return tuple(found)
+
+    found = {
+        f"{workers}": played(fedavg_home(tmp_path / str(workers), FEW), workers)
+        for workers in (1, 2, 8)
+    }
+    found["again"] = played(fedavg_home(tmp_path / "again", FEW), 2, restarts=True)
+    home = fedavg_home(tmp_path / "postgres", FEW, make_database())
+    found["postgres"] = played(home, 3, restarts=True)
+    assert len({*found.values()}) == 1, found
+
+
 def test_what_a_store_refuses_for_a_moment_is_committed_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

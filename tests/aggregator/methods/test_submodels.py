@@ -442,3 +442,33 @@ def test_a_state_whose_orders_are_none_is_refused() -> None:
     state = method.state()
     with pytest.raises(RestoreError, match="orders"):
         method.restore({**state, "orders": np.array([[0, 1, 1]])})
+
+
+@pytest.mark.parametrize(("rung", "least", "most"), [(0, 0.9, 1.0), (2, -1.0, 0.6)])
+def test_an_update_of_a_low_rank_is_another_move_one_version_later(
+    rung: int, least: float, most: float
+) -> None:
+    """Why ``round.late`` is refused for such ladders: the further down the ranks, the more the
+    bases have turned when the model has moved by a tenth of its length."""
+    method = ladder_method((24, 40), (2, 5, 11))
+    ladder, model = method._ladder, method._model
+    rng = np.random.default_rng(0)
+    step = rng.standard_normal(model.size).astype(np.float32)
+    later = model + step * np.float32(0.1 * np.linalg.norm(model) / np.linalg.norm(step))
+    sent = {
+        one.wire_name: rng.standard_normal(one.wire_shape).astype(np.float32)
+        for one in ladder.rungs[rung].layout
+        if one.name != "net.b"
+    }
+    moves = []
+    for whole in (model, later):
+        cut = ladder.cut_by(ladder.bases_of(whole))
+        parts = [
+            cut.moved(piece, sent.get(one.wire_name, np.zeros(one.wire_shape))).reshape(-1)
+            for one, piece in zip(cut.rungs[rung].layout, cut.rungs[rung].pieces, strict=True)
+        ]
+        values = np.concatenate(parts).astype(np.float64)
+        weights = [int(place == rung) for place in range(len(cut.rungs))]
+        moves.append(cut.mean(lambda _, at, own=values: own[at], weights))  # type: ignore[misc]
+    cosine = moves[0] @ moves[1] / np.linalg.norm(moves[0]) / np.linalg.norm(moves[1])
+    assert least < cosine <= most

@@ -7,9 +7,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,15 +27,20 @@ from hypothesis.stateful import (
 
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives
-from aggregator.methods.method import Binding, Method
+from aggregator.methods.bounds import Sized
+from aggregator.methods.method import Binding, Method, late_weight
+from aggregator.methods.scatter import ScatterBinding, ScatterMethod, initial_items
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow
-from aggregator.task.file import read_task
+from aggregator.task.file import Task, read_task
+from device_sdk.artifact import Artifact
+from device_sdk.artifact.submodels import Submodel
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import (
     Receipt,
     UpdateIdentity,
@@ -75,18 +84,23 @@ class Oracle:
         self.binding = binding
         self.method = method
         self.version = 0
+        self.versions: dict[int, int] = {}
+        """Of rounds, by their numbers."""
         self.log: list[Update] = []
         self.verdicts: dict[tuple[int, bytes], tuple[bytes, str | None]] = {}
         self.closed_seconds: dict[int, float] = {}
         self.forgotten: set[int] = set()
 
     def opened(self, number: int) -> None:
+        self.versions[number] = self.version
         self.method.open_round(number)
         for update in self.log:
             self.method.absorb(update)
 
     def accepted(self, number: int, device: bytes, body: bytes) -> None:
         update = self.binding.decode(body, number, ITEMS, device.hex())
+        if number != max(self.versions):
+            update = replace(update, age=self.version - self.versions[number])
         self.log.append(update)
         self.method.absorb(update)
         self.verdicts[(number, device)] = (body, None)
@@ -108,6 +122,8 @@ class RoundMachine(RuleBasedStateMachine):
 
     template: Path
     started: int
+    most_stale = -1
+    """Versions ago that an update of a closed round may be of; -1: none counts."""
 
     @initialize()
     def begin(self) -> None:
@@ -135,8 +151,11 @@ class RoundMachine(RuleBasedStateMachine):
         self.database = CrashingDatabase(self.home.database)
         rng = np.random.default_rng(1)
         world = World(lambda: self.now, self.unix, rng, self.chance.bytes)
-        task = read_task(self.home.task_file)
+        task = self.served(read_task(self.home.task_file))
         self.parts: Parts = assemble(self.home, Store(self.database), task, world)
+
+    def served(self, task: Task) -> Task:
+        return task
 
     def unix(self) -> float:
         return self.now + self.offset
@@ -209,8 +228,16 @@ class RoundMachine(RuleBasedStateMachine):
         identity = UpdateIdentity(device, "default", current.generation, number)
         selected = self.parts.first.rounds.is_selected(device)
         earlier = next((b for n, d, b in self.pending if (n, d) == (number, device)), None)
-        settled = self.parts.inbox.offer(device, write_update(identity, body))
         known = self.oracle.verdicts.get((number, device))
+        counts_late = behind > 0 and self.counts_late(number, device)
+        if counts_late and earlier is None and known is None and self.has_brought(device):
+            with suppress(WireError):
+                settled = self.parts.inbox.offer(device, write_update(identity, body))
+                # Its verdicts may have been deleted.
+                assert settled is not None and settled.receipt.verdict is Verdict.FORGOTTEN
+                self.oracle.forgotten.add(number)
+            return
+        settled = self.parts.inbox.offer(device, write_update(identity, body))
         if earlier is not None:
             assert settled is None
             self.rivals |= {device} if body != earlier else set()
@@ -226,6 +253,9 @@ class RoundMachine(RuleBasedStateMachine):
         elif known is not None:
             verdict = Verdict.COUNTED if known[1] is None else Verdict.REFUSED
             self.expect(settled and settled.receipt, identity, body, verdict, known[1] or "")
+        elif counts_late:
+            assert settled is None
+            self.pending.append((number, device, body))
         elif behind > 0:
             self.expect(settled and settled.receipt, identity, body, Verdict.LATE)
         elif behind < 0:
@@ -237,6 +267,23 @@ class RoundMachine(RuleBasedStateMachine):
         else:
             assert settled is None
             self.pending.append((number, device, body))
+
+    def counts_late(self, number: int, device: bytes) -> bool:
+        """Whether an update of a closed round counts in the open one, if its device has brought no
+        other."""
+        row = self.parts.store.first.rounds.find(number)
+        age = self.oracle.version - self.oracle.versions[number]
+        return (
+            age <= self.most_stale
+            and row is not None
+            and self.parts.first.rounds.selects(row, device)
+        )
+
+    def has_brought(self, device: bytes) -> bool:
+        number = self.open_number()
+        found = {(each.round_id, each.sender) for each in self.oracle.log}
+        found |= {(of, sender.hex()) for of, sender, _ in self.pending}
+        return any(of != number and sender == device.hex() for of, sender in found)
 
     @rule(
         devices=st.lists(st.sampled_from(DEVICES), min_size=1, max_size=3, unique=True),
@@ -348,7 +395,48 @@ class RoundMachine(RuleBasedStateMachine):
         assert self.parts.first.aggregation.participants == len(self.oracle.log)
 
 
-def test_rounds_agree_with_the_oracle(tmp_path: Path) -> None:
+class Discounting(ScatterMethod):
+    """Scatter, where what is old counts for less: the bits tell how old it was taken to be."""
+
+    TAKES_LATE = True
+
+    def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
+        return super().sized(map(self._aged, updates))
+
+    @staticmethod
+    def _aged(update: Update) -> Update:
+        weight = np.float32(late_weight(update.age))
+        tensors = {**update.tensors, "pulls": update.tensors["pulls"] * weight}
+        return replace(update, tensors=tensors) if update.age else update
+
+
+class DiscountingBinding(ScatterBinding):
+    """Builds that method."""
+
+    __slots__ = ()
+
+    def why_no_staleness(self, ladder: Sequence[Submodel] = ()) -> str:
+        return ""
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> Method:
+        return Discounting(initial_items(items, WIDTH, 0.1, rng), self.settings)
+
+
+class StaleRoundMachine(RoundMachine):
+    """The same where updates of closed rounds count in the open one."""
+
+    most_stale = 2
+
+    def served(self, task: Task) -> Task:
+        binding = DiscountingBinding(task.binding.method_name, task.binding.settings)
+        settings = replace(task.round, late="staleness", most_stale=self.most_stale)
+        return replace(task, binding=binding, round=settings)
+
+
+@pytest.mark.parametrize("machine", [RoundMachine, StaleRoundMachine])
+def test_rounds_agree_with_the_oracle(tmp_path: Path, machine: type[RoundMachine]) -> None:
     more = "[store]\ncheckpoint_updates = 2"
     home = make_home(
         tmp_path, "mqtt://127.0.0.1:1", ROUND, more, lives=Lives(FIVE_YEARS, FIVE_YEARS)
@@ -358,9 +446,7 @@ def test_rounds_agree_with_the_oracle(tmp_path: Path) -> None:
         for device in DEVICES:
             row = DeviceRow(device, device * 2, device, device * 2, 0, device[:8], 0, 1)
             store.devices.add(row)
-    RoundMachine.started = store.facts.generation
+    machine.started = store.facts.generation
     store.database.close()
-    RoundMachine.template = home.folder
-    run_state_machine_as_test(
-        RoundMachine, settings=settings(max_examples=30, stateful_step_count=25)
-    )
+    machine.template = home.folder
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25))

@@ -123,6 +123,7 @@ def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
     assert command(home, "status", "--json") == 0
     (task,) = json.loads(capsys.readouterr().out)["tasks"]
     assert list(task["devices_by_part"].items()) == [("1of8", 1), ("1of4", 1), ("full", 2)]
+    assert task["counted_by_part"] == {"1of8": 1.0, "1of4": 1.0, "full": 1.0}
     assert command(home, "devices", "--json") == 0
     listed = [each["tasks"][0]["option"] for each in json.loads(capsys.readouterr().out)]
     assert sorted(listed) == sorted([*RUNGS, "full"])

@@ -76,6 +76,7 @@ def as_json(figure: Figure) -> dict[str, object]:
         "over_alone": _defined(figure.over_alone),
         "over_alone_interval": _interval(figure.over_alone, figure.over_alone_half_width),
         "control_devices": figure.control_devices,
+        "control_rounds": figure.control_rounds,
         "over_received": _defined(figure.over_received),
         "over_received_interval": _interval(figure.over_received, figure.over_received_half_width),
     }
@@ -133,13 +134,16 @@ def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
     if found is None or not ends:
         return (
             f"what federation brings is not known yet: {heard} of the control arm's devices "
-            "evaluated this version, too few for an interval (evaluation.least_devices; a larger "
-            "evaluation.control has more of them)"
+            "evaluated this version, too few for an interval, or too few others "
+            "(evaluation.least_devices; a larger evaluation.control has more of them, 1.0 no "
+            "others)"
         )
     verb = "brings" if ends[0] > 0 else "costs" if ends[1] < 0 else "brings nothing yet:"
+    rounds = found.control_rounds
     return (
         f"federation {verb} {_gain(metric, found.over_alone, ends)}: {metric}, "
-        f"{_MODELS[found.stage]} against the same devices alone, {heard} devices"
+        f"{_MODELS[found.stage]} against the same devices alone, {heard} devices after {rounds} "
+        f"round{'s' * (rounds != 1)} alone"
     )
 
 
@@ -219,8 +223,6 @@ _LEAST_USUAL = 3
 """Devices of which one that lies cannot choose the median."""
 _LEAST_TRIMMED = 8
 """Devices with differences of which the extremes are left out."""
-_COMPARED: Mapping[Stage, tuple[Stage, ...]] = {"global": (ALONE,), "personal": ("global", ALONE)}
-"""With what each stage of a device is compared."""
 _EXTREME_SHARE = 0.05
 """Of the devices, at either end: at least one is left out of :attr:`Figure.typical`."""
 
@@ -277,6 +279,8 @@ class Figure:
             where fewer than ``least_devices`` have both.
         over_alone_half_width: of its 95 % interval; NaN where the devices are too few for one.
         control_devices: that have both.
+        control_rounds: of the median one, that its second model has trained: fewer than the fleet's
+            where the arm began later.
         over_received, over_received_half_width: of the personal stage likewise, how much better
             devices do with their own models than with the one that they received.
     """
@@ -295,6 +299,7 @@ class Figure:
     over_alone: float = math.nan
     over_alone_half_width: float = math.nan
     control_devices: int = 0
+    control_rounds: int = 0
     over_received: float = math.nan
     over_received_half_width: float = math.nan
 
@@ -316,17 +321,34 @@ def summarise(reports: Iterable[DeviceReport], rules: Rules) -> list[Figure]:
     """All figures that enough devices stand behind, by stage, metric and part, the fleet first.
 
     The same reports in the same order give the same bits. They are taken one by one. No part is
-    left so that those of fewer than ``least_devices`` follow from the others by subtraction.
+    left, and nobody out of a comparison, so that those of fewer than ``least_devices`` follow from
+    the others by subtraction.
     """
     heard = {
         (stage, name): _Heard(stage, METRICS[name]) for stage in STAGES for name in rules.metrics
     }
-    for each in reports:
+    parts: list[str] = []
+    rounds: list[int] = []
+    for place, each in enumerate(reports):
+        parts.append(each.part)
+        rounds.append(each.report.rounds)
         for evaluation in each.report.results:
             column = heard.get((evaluation.stage, evaluation.metric))
             if column is not None and evaluation.samples >= rules.least_samples:
-                column.add(each.part, evaluation, each.report)
-    return [figure for column in heard.values() for figure in column.figures(rules)]
+                column.add(place, each.part, evaluation)
+    found: dict[Stage, list[Figure]] = {stage: [] for stage in STAGES}
+    for name in rules.metrics:
+        columns = {stage: heard[stage, name] for stage in STAGES}
+        compared = _Compared(METRICS[name], columns, parts, rules.least_devices)
+        alone = int(np.median(np.array(rounds)[compared.arm])) if compared.arm.any() else 0
+        columns[ALONE].keep(compared.arm)
+        for stage, column in columns.items():
+            told = column.figures(rules, compared.shown)
+            found[stage] += [
+                replace(each, **compared.fields(stage, each.part), control_rounds=alone)
+                for each in told
+            ]
+    return [figure for stage in STAGES for figure in found[stage]]
 
 
 class _Heard:
@@ -334,62 +356,56 @@ class _Heard:
 
     def __init__(self, stage: Stage, metric: Metric) -> None:
         self._stage, self._metric = stage, metric
+        self._places = array("l")
         self._parts: list[str] = []
         self._samples = array("d")
         self._values = array("d")
-        self._beside = {stage: array("d") for stage in _COMPARED.get(stage, ())}
         # Of a histogram's hundreds of bins a device fills few.
         self._cells: list[tuple[NDArray[np.uint16], Statistics]] = []
 
-    def add(self, part: str, evaluation: Evaluation, report: EvaluationReport) -> None:
-        """``report``: all that the device said."""
+    def add(self, place: int, part: str, evaluation: Evaluation) -> None:
+        """``place``: of the device's report among all."""
         places = np.flatnonzero(evaluation.statistics)
+        self._places.append(place)
         self._parts.append(part)
         self._samples.append(evaluation.samples)
         self._values.append(evaluation.value)
-        for stage, values in self._beside.items():
-            other = report.of(stage, evaluation.metric)
-            values.append(math.nan if other is None else other.value)
         self._cells.append((places.astype(np.uint16), evaluation.statistics[places]))
 
-    def figures(self, rules: Rules) -> list[Figure]:
-        """Of the fleet and its parts; none where too few devices were heard."""
+    def values(self, reports: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """By report who was heard, bool, and the devices' own values, NaN where there is none."""
+        heard, values = np.zeros(reports, dtype=np.bool_), np.full(reports, math.nan)
+        heard[self._places], values[self._places] = True, self._values
+        return heard, values
+
+    def keep(self, who: NDArray[np.bool_]) -> None:
+        """Forget all others; bool by report."""
+        kept = np.flatnonzero(who[np.asarray(self._places, dtype=np.int64)]).tolist()
+        self._parts = [self._parts[each] for each in kept]
+        self._cells = [self._cells[each] for each in kept]
+        self._places = array("l", [self._places[each] for each in kept])
+        self._samples = array("d", [self._samples[each] for each in kept])
+        self._values = array("d", [self._values[each] for each in kept])
+
+    def figures(self, rules: Rules, parts: Sequence[str]) -> list[Figure]:
+        """Of the fleet and these parts; none where too few devices were heard."""
         least = rules.least_devices
         if len(self._parts) < least:
             return []
         samples, values = np.asarray(self._samples), np.asarray(self._values)
-        better = 1 if self._metric.higher_is_better else -1
-        over = {stage: better * (values - other) for stage, other in self._beside.items()}
         most = rules.sample_cap * float(np.median(samples)) if rules.sample_cap else math.inf
         held = self._hold_means(samples)
         shares = np.minimum(1.0, np.where(held, np.median(samples), most) / samples)
-        shown = _shown_parts(self._parts, least)
         too_many = (samples > most) | held
         even = np.minimum(shares, np.median(samples) / samples)
         whole = {FLEET: np.ones(len(samples), dtype=np.bool_)}
-        owns = {part: np.array([each == part for each in self._parts]) for part in shown}
+        owns = {part: np.array([each == part for each in self._parts]) for part in parts}
         return [
-            replace(
-                self._figure(part, own, (shares, even), too_many, _spread(values[own], least)),
-                **self._compared({stage: each[own] for stage, each in over.items()}, least),
-            )
+            self._figure(part, own, (shares, even), too_many, _spread(values[own], least))
             for part, own in (whole | owns).items()
+            # None of nobody; nor of all, who are the fleet.
+            if part == FLEET or (own.any() and not own.all())
         ]
-
-    def _compared(self, over: Mapping[Stage, NDArray[np.float64]], least: int) -> dict[str, Any]:
-        """A figure's fields of comparisons of each device with itself in other stages."""
-        fields: dict[str, Any] = {}
-        for stage, each in over.items():
-            found = each[~np.isnan(each)].tolist()
-            name = "over_alone" if stage == ALONE else "over_received"
-            if stage == ALONE:
-                fields["control_devices"] = len(found)
-            if len(found) >= max(least, 1):
-                # One device that lies shifts a share's mean by 2 / n, any other's as it likes.
-                bounded = self._metric.most_value < math.inf or len(found) < _LEAST_TRIMMED
-                told = trimmed_interval(found, 0 if bounded else _cut(len(found)))
-                fields |= {name: told.mean, f"{name}_half_width": told.half_width}
-        return fields
 
     def _total(self, shares: NDArray[np.float64], own: NDArray[np.bool_]) -> Statistics:
         """Statistics of some devices, each by its share."""
@@ -445,18 +461,87 @@ class _Heard:
         )
 
 
-def _shown_parts(parts: Sequence[str], least_devices: int) -> list[str]:
-    """Parts of enough devices, such that the rest of the fleet is of enough as well, or nobody.
+class _Compared:
+    """Who is told of apart in a metric's figures: parts of the fleet, and devices that are compared
+    with themselves in other stages.
 
-    None where all devices are of one part: it is the fleet.
+    Means over a set and a part of it tell the mean over the rest. So both are of ``least`` devices
+    or of none, in every stage and in all that is told: within each of the ``shown`` parts, and the
+    rest of the fleet, the arm's devices, around them those that have all that is served, and around
+    them those that have each stage of it.
     """
-    sizes = Counter(part for part in parts if part != FLEET)
-    shown = sorted(
-        (size, part) for part, size in sizes.items() if least_devices <= size < len(parts)
-    )
-    while shown and 0 < len(parts) - sum(size for size, _ in shown) < least_devices:
-        del shown[0]
-    return sorted(part for _, part in shown)
+
+    def __init__(
+        self, metric: Metric, columns: Mapping[Stage, _Heard], parts: Sequence[str], least: int
+    ) -> None:
+        self._metric, self._parts, self._least = metric, np.array(parts, dtype=np.str_), least
+        heard = {stage: each.values(len(parts)) for stage, each in columns.items()}
+        self._values = {stage: values for stage, (_, values) in heard.items()}
+        self._defined = {stage: ~np.isnan(values) for stage, values in self._values.items()}
+        there = [heard[stage][0] for stage in SERVED]
+        self.shown = self._shown_parts(there)
+        served = [each for each in SERVED if np.count_nonzero(heard[each][0]) >= max(least, 1)]
+        whole = np.full(len(parts), bool(served))
+        both = np.logical_and.reduce([whole, *(self._defined[each] for each in served)])
+        self._both = self._thinned(both, [heard[each][0] for each in served])
+        self.arm = self._thinned(self._both & self._defined[ALONE], [self._both])
+        """Whose second models are told of; bool by report."""
+
+    def fields(self, stage: Stage, part: str) -> dict[str, Any]:
+        """A figure's fields of comparisons."""
+        if stage == ALONE:
+            return {}
+        own = self._of(part)
+        arm, both = self.arm & own, self._both & self._defined["global"] & own
+        who = arm if arm.any() else self._defined[stage] & self._defined[ALONE] & own
+        found: dict[str, Any] = {"control_devices": int(np.count_nonzero(who))}
+        if arm.any():
+            found |= self._over("over_alone", stage, ALONE, arm)
+        if stage == "personal" and both.any():
+            found |= self._over("over_received", stage, "global", both)
+        return found
+
+    def _over(
+        self, name: str, stage: Stage, other: Stage, who: NDArray[np.bool_]
+    ) -> dict[str, float]:
+        better = 1 if self._metric.higher_is_better else -1
+        found = (better * (self._values[stage] - self._values[other])[who]).tolist()
+        # One device that lies shifts a share's mean by 2 / n, any other's as it likes.
+        bounded = self._metric.most_value < math.inf or len(found) < _LEAST_TRIMMED
+        told = trimmed_interval(found, 0 if bounded else _cut(len(found)))
+        return {name: told.mean, f"{name}_half_width": told.half_width}
+
+    def _thinned(
+        self, inner: NDArray[np.bool_], outer: Sequence[NDArray[np.bool_]]
+    ) -> NDArray[np.bool_]:
+        """``inner`` without as few of each group's first devices as that takes."""
+        found = np.zeros_like(inner)
+        for group in self._groups(self.shown):
+            kept = np.flatnonzero(inner & group)
+            gaps = [int(np.count_nonzero(each & group)) - len(kept) for each in outer]
+            if any(0 < gap < self._least for gap in gaps):
+                kept = kept[self._least - min(gaps) :]
+            found[kept if len(kept) >= self._least else []] = True
+        return found
+
+    def _shown_parts(self, there: Sequence[NDArray[np.bool_]]) -> list[str]:
+        sizes = Counter(self._parts[np.logical_or.reduce(there)].tolist())
+        shown = sorted((size, part) for part, size in sizes.items() if part != FLEET)
+        shown = [each for each in shown if self._are_enough(self._of(each[1]), there)]
+        while shown and not self._are_enough(self._groups([part for _, part in shown])[-1], there):
+            del shown[0]
+        return sorted(part for _, part in shown)
+
+    def _are_enough(self, group: NDArray[np.bool_], there: Sequence[NDArray[np.bool_]]) -> bool:
+        counts = [np.count_nonzero(each & group) for each in there]
+        return all(count == 0 or count >= self._least for count in counts)
+
+    def _groups(self, parts: Sequence[str]) -> list[NDArray[np.bool_]]:
+        """Of each part the devices, and at last the rest."""
+        return [*(self._of(part) for part in parts), ~np.isin(self._parts, [*parts])]
+
+    def _of(self, part: str) -> NDArray[np.bool_]:
+        return np.full(len(self._parts), True) if part == FLEET else self._parts == part
 
 
 def _cut(count: int) -> int:

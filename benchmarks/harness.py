@@ -23,11 +23,13 @@ import venv
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import Field, asdict, dataclass, is_dataclass
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
+
+from device_sdk.fields import default_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
 """Where runs are stored unless told otherwise."""
@@ -133,7 +135,8 @@ def _text_of(described: object) -> str:
 
 
 class StoredRuns(Generic[RunT, OutcomeT]):
-    """Outcomes by their run, every setting of it, a line each in ``folder/<suite>.jsonl``.
+    """Outcomes by their run, every setting of it, a line each in ``folder/<suite>.jsonl``. A line
+    from before a setting was added is of runs with that one's default.
 
     Lines stand in the order of what was run, whatever the order of running. Several processes may
     write one file: each outcome is added to what the file holds then. Whoever changes what the same
@@ -153,6 +156,8 @@ class StoredRuns(Generic[RunT, OutcomeT]):
     def load(self, run: RunT) -> OutcomeT | None:
         """The stored outcome, or None where there is none of the run."""
         line = self._lines().get(_text_of(asdict(run)))
+        if line is None:
+            line = next((each for each in self._lines().values() if is_of(each["run"], run)), None)
         if line is None:
             return None
         outcome: OutcomeT = _rebuilt(self._outcome, line["outcome"])
@@ -191,6 +196,27 @@ class StoredRuns(Generic[RunT, OutcomeT]):
             lines = map(json.loads, self.file.read_text(encoding="utf-8").splitlines())
             self._read = (stamp, {_text_of(line["run"]): line for line in lines})
         return self._read[1]
+
+
+def is_of(stored: Any, asked: Any) -> bool:
+    """Whether JSON is what a dataclass's object comes to, where it may lack fields at their
+    defaults."""
+    if is_dataclass(asked) and not isinstance(asked, type):
+        if not isinstance(stored, dict) or stored.keys() - {each.name for each in fields(asked)}:
+            return False
+        return all(
+            is_of(stored[each.name], getattr(asked, each.name))
+            if each.name in stored
+            else getattr(asked, each.name) == default_of(each)
+            for each in fields(asked)
+        )
+    if isinstance(asked, Mapping):
+        same = isinstance(stored, dict) and stored.keys() == asked.keys()
+        return same and all(is_of(stored[name], asked[name]) for name in asked)
+    if isinstance(asked, (list, tuple)):
+        same = isinstance(stored, list) and len(stored) == len(asked)
+        return same and all(map(is_of, stored, asked))
+    return bool(stored == asked)
 
 
 def write_lines(file: Path, lines: Iterable[object]) -> None:

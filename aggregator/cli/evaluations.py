@@ -17,7 +17,7 @@ from aggregator.cli.arguments import (
     task_file_of,
     task_of,
 )
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, TaskError
 from aggregator.evaluation import (
     FLEET,
     Figure,
@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         best = own.versions.best(ranking)
         metric = "" if ranking is None else named(ranking.metric)[1]
         none_yet = "" if found or ranking is None else _none_yet(home, store, row)
+        no_control = _no_control(home, store, row)
     if arguments.picture is not None and found:
         _draw(found, metric or found[0].figures[0].metric, arguments.picture)
     if arguments.json:
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.parts or figure.part == FLEET
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
-        for say, otherwise in ((what_it_brings, _NO_CONTROL), (what_serves, "")):
+        for say, otherwise in ((what_it_brings, no_control), (what_serves, "")):
             said = ((each.version, say(each.figures, metric)) for each in found)
             told = (f"version {version}: {sentence}" for version, sentence in said if sentence)
             if sentence := next(told, otherwise):
@@ -117,6 +118,14 @@ def _draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
         ) from None
     except (OSError, ValueError) as error:
         raise AggregatorError(f"--picture {path}: {error}") from None
+
+
+def _no_control(home: AggregatorHome, store: Store, row: TaskRow) -> str:
+    """What to do about it that there is no comparison; empty where nothing can be done."""
+    try:
+        return _NO_CONTROL if task_file_of(home, store, row).may_have_control else ""
+    except TaskError:
+        return ""
 
 
 def _none_yet(home: AggregatorHome, store: Store, row: TaskRow) -> str:

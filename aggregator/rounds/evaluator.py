@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aggregator.evaluation import (
     FLEET,
@@ -23,7 +23,7 @@ from aggregator.evaluation import (
 from aggregator.store import TaskStore
 from aggregator.store.rows import DeviceEvaluation, RoundRow
 from aggregator.task.evaluation import EvaluationSettings, named
-from device_sdk.evaluation.report import ALONE, read_evaluations
+from device_sdk.evaluation.report import ALONE, read_evaluations, write_evaluations
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in, is_control
 
@@ -50,8 +50,9 @@ class Evaluator:
     def read(
         self, row: RoundRow, device_id: bytes, part: str, data: bytes
     ) -> DeviceEvaluation | None:
-        """What a device says in a round, to be noted; None where nobody asked it, or not of a model
-        that it trains alone.
+        """What a device says in a round, to be noted; None where nobody asked it. What it says of a
+        model that it trains alone is left out where it is not of the control arm, which nobody
+        chooses, and which may have become smaller since the round opened.
 
         Raises ``WireError`` for what no device writes, and for statistics that no data has.
         """
@@ -61,9 +62,9 @@ class Evaluator:
         terms = self.settings.terms
         if not evaluates_in(terms, row.seed, self.task, row.round, device_id):
             return None
-        alone = any(each.stage == ALONE for each in said.results)
-        if alone and not is_control(terms, self.task, device_id):
-            return None  # nobody chooses to be of the control arm
+        asked = tuple(each for each in said.results if each.stage != ALONE)
+        if asked != said.results and not is_control(terms, self.task, device_id):
+            data = write_evaluations(replace(said, results=asked, rounds=0))
         return DeviceEvaluation(device_id, part, data)
 
     def note(self, row: RoundRow, said: Iterable[DeviceEvaluation]) -> None:

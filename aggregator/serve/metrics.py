@@ -106,6 +106,10 @@ _OF_EACH_TASK: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
     "task_paused": ("Whether the operator paused it", lambda task: task.paused),
 }
 
+_COMPARED = {
+    "over_alone": "How much better the control arm's devices do than alone",
+    "over_received": "How much better devices do with their own models than with the received one",
+}
 _Samples = Iterable[tuple[Mapping[str, object], float]]
 
 
@@ -158,24 +162,18 @@ def metrics_of(seen: Snapshot) -> Iterator[Metric]:
         "Devices that a figure is of",
         [(of, figure.devices) for of, figure in figures],
     )
-    yield _metric(
-        "evaluation_over_alone",
-        "How much better the control arm's devices do than alone, and its 95 % interval's ends",
-        [
-            ({**of, "bound": bound}, value)
-            for of, figure in figures
-            for bound, value in _bounds(figure.over_alone, figure.over_alone_half_width)
-        ],
-    )
-    yield _metric(
-        "evaluation_over_received",
-        "Likewise how much better devices do with their own models than with the one they received",
-        [
-            ({**of, "bound": bound}, value)
-            for of, figure in figures
-            for bound, value in _bounds(figure.over_received, figure.over_received_half_width)
-        ],
-    )
+    for name, about in _COMPARED.items():
+        yield _metric(
+            f"evaluation_{name}",
+            f"{about}, and the ends of its 95 % interval",
+            [
+                ({**of, "bound": bound}, value)
+                for of, figure in figures
+                for bound, value in _bounds(
+                    getattr(figure, name), getattr(figure, f"{name}_half_width")
+                )
+            ],
+        )
     yield _metric(
         "evaluation_control_devices",
         "Devices of the control arm that a comparison is of",

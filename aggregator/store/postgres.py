@@ -26,7 +26,7 @@ from aggregator.store.database import (
     Database,
 )
 from aggregator.store.roles import OWNER, Rights
-from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, TABLES, require_version
+from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, TABLES, added_columns, require_version
 from device_sdk.system.lock import Owner
 
 try:
@@ -326,6 +326,8 @@ class PostgresDatabase(Database):
                 f"{self.where} holds another fleet's store: name this one's in the store's URL"
             )
         require_version(self.where, version)
+        if rights is OWNER:
+            self._add_columns()
         self._require_rights(rights)
         return found
 
@@ -334,6 +336,18 @@ class PostgresDatabase(Database):
             "SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema()"
         )
         return {row[0] for row in found}
+
+    def _add_columns(self) -> None:
+        found: dict[str, list[str]] = {table: [] for table in TABLES}
+        for table, column in self._connection.execute(
+            "SELECT table_name::text, column_name::text FROM information_schema.columns "
+            "WHERE table_schema = current_schema()"
+        ):
+            found.setdefault(table, []).append(column)
+        for table in TABLES:
+            for statement in added_columns(table, found[table]):
+                added = statement.replace("ADD COLUMN", "ADD COLUMN IF NOT EXISTS")
+                self._connection.execute(_definition(added))
 
     def _version_and_identity(self) -> tuple[int, str]:
         row = self._connection.execute("SELECT version, identity FROM tessera_store").fetchone()

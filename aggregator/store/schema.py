@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
@@ -130,7 +130,8 @@ def packed(value: Mapping[str, Any] | tuple[Any, ...]) -> str:
 
 
 # In SQLite's words; ``postgres`` has a word of its own for each type. A change of the tables after
-# a release is a new version, and begins at ``require_version``.
+# a release is a new version, and begins at ``require_version``, unless it is a column that may be
+# NULL or has a default: ``added_columns`` gives it to a store that an earlier release made.
 
 SCHEMA_VERSION = 1
 _TYPES = {int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
@@ -254,6 +255,16 @@ SCHEMA: Sequence[str] = (
     "INSERT INTO tasks (task, state, file) VALUES (1, 'active', 'task.toml')",
 )
 """What makes a store."""
+
+
+def added_columns(table: str, found: Collection[str]) -> list[str]:
+    """The statements that give a store's table the columns that it lacks, beside those found."""
+    shape = TABLES[table]
+    return [
+        f"ALTER TABLE {table} ADD COLUMN {name} {kind}{shape.rest[name]}"
+        for name, kind in shape.columns.items()
+        if name not in found
+    ]
 
 
 def or_replace(table: str) -> str:

@@ -12,7 +12,13 @@ from typing import Any
 
 from aggregator.errors import AggregatorError, StoreAway
 from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Database
-from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, require_version
+from aggregator.store.schema import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    TABLES,
+    added_columns,
+    require_version,
+)
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 from device_sdk.system.lock import FileLock, ForkedError, LockedConnection
 
@@ -102,6 +108,18 @@ class SQLiteDatabase(Database):
                     run(statement)
                 run(f"PRAGMA application_id = {_APPLICATION_ID}")
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            return
+        lacking = [
+            statement
+            for table in TABLES
+            for statement in added_columns(
+                table, [row[1] for row in run(f"PRAGMA table_info({table})")]
+            )
+        ]
+        if lacking:
+            with self.transaction():
+                for statement in lacking:
+                    run(statement)
 
     @contextmanager
     def _transaction(self, shared: bool) -> Iterator[None]:

@@ -371,6 +371,11 @@ class Task:
         """By what versions are compared; None where nothing says so."""
         return None if self.evaluation is None else self.evaluation.ranking
 
+    @property
+    def may_have_control(self) -> bool:
+        """Whether its devices can train a model alone (``evaluation.control``)."""
+        return not self.binding.why_no_control(len(self.artifacts))
+
 
 def read_task(path: Path, fleet: SharedSettings | None = None) -> Task:
     """Read and check a task file; paths in it are relative to its folder.

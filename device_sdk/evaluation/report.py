@@ -110,12 +110,14 @@ class EvaluationReport:
             of samples are of the same ones, and so are all metrics of users.
         reason: why something, or everything, that was asked for is not here; a slug such as
             ``no-test-data``. Empty where nothing is missing.
+        rounds: that the control arm's second model has trained; 0 without one.
 
     Raises ValueError for anything else.
     """
 
     results: tuple[Evaluation, ...] = ()
     reason: str = ""
+    rounds: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "results", _in_order(self.results))
@@ -158,6 +160,8 @@ class PackedReport(Record):
     """Likewise of the control arm's second model, after training."""
     reason: Name = ""
     """Why something, or everything, that was asked for is not here."""
+    rounds: Annotated[int, Within(0, LARGEST_ID)] = 0
+    """That the control arm's second model has trained."""
 
     MOST_BYTES = 4096
 
@@ -175,7 +179,7 @@ def write_evaluations(report: EvaluationReport) -> bytes:
         }
         for stage in STAGES
     )
-    data = encode(PackedReport(received, personal, alone, report.reason))
+    data = encode(PackedReport(received, personal, alone, report.reason, report.rounds))
     if len(data) > PackedReport.MOST_BYTES:
         raise ValueError(f"evaluations take {len(data)} bytes; {PackedReport.MOST_BYTES} fit")
     return data
@@ -201,7 +205,7 @@ def read_evaluations(data: bytes) -> EvaluationReport:
             except ValueError as error:
                 raise WireError("bad-statistics", str(error)) from error
     try:
-        return EvaluationReport(tuple(results), packed.reason)
+        return EvaluationReport(tuple(results), packed.reason, packed.rounds)
     except ValueError as error:
         raise WireError("bad-statistics", str(error)) from error
 

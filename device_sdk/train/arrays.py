@@ -107,7 +107,9 @@ def evaluate_received(
 # The control arm: the same steps on a second model, of which nothing is exchanged. What is kept of
 # it lies beside the learner's state.
 
-_CONTROL = "control."
+_CONTROL = "second model."
+"""A learner may well call its own state ``control.*``, as SCAFFOLD calls its variates."""
+_ROUNDS = f"{_CONTROL}rounds"
 
 
 def apart(state: State) -> tuple[State, State]:
@@ -129,18 +131,23 @@ def train_control(
     what the last such round left, nothing to begin with. Whatever goes wrong is noted, and leaves
     ``kept`` as it is: the device's part in the round is worth more.
     """
+    rounds = int(kept.get(_ROUNDS, 0))
     try:
         if kept:
-            restore_trainer(trainer, kept, _CONTROL)
+            state = {name: array for name, array in kept.items() if name != _ROUNDS}
+            restore_trainer(trainer, state, _CONTROL)
         learner.train_alone(broadcast, begins=not kept)
+        found = trainer_state(trainer, _CONTROL)
+        if not all(np.isfinite(array).all() for array in found.values()):
+            raise LearnerError("what it led to is not finite")  # and could not be kept
     except Exception as error:
         _log.warning("the control arm's training failed", exc_info=True)
         if evaluation is not None:
             evaluation.miss(Unmeasured("failed", f"{ALONE}: {in_words(error)}"))
         return kept
     if evaluation is not None:
-        evaluation.stage(ALONE, trainer)
-    return trainer_state(trainer, _CONTROL)
+        evaluation.stage(ALONE, trainer, rounds + 1)
+    return {**found, _ROUNDS: np.array(rounds + 1)}
 
 
 # A trained model as it is kept to predict with: parameters and buffers, without the optimizer.
@@ -279,7 +286,7 @@ class ArrayTrainer(RoundTrainer):
         artifact = _chosen(job, capability)
         found = self.evaluation(job)
         evaluation = None if found is None else self._received(job, artifact, data, found)
-        received = self._adopted(job, artifact) if job.terms.predicts == "global" else None
+        received = self._shared(job, artifact) if job.terms.predicts == "global" else None
         learner, trainer = self.learner(job, artifact, data, _where(capability))
         for folder in [*self._trainers]:
             if folder not in (artifact.folder, artifact.companion):
@@ -349,13 +356,14 @@ class ArrayTrainer(RoundTrainer):
         artifact = self._own(job)
         if artifact is None or job.terms.predicts == "personal":
             return None
-        return self._adopted(job, artifact)
+        return self._shared(job, artifact)
 
-    def _adopted(
+    def _shared(
         self, job: TrainingJob, artifact: LocalArtifact
     ) -> Mapping[str, NDArray[Any]] | None:
+        """The broadcast's model; none where the method shares none, or none to go on with, unless
+        the fleet's figures say of the one that is evaluated that it is better."""
         learner, trainer = self.learner(job, artifact, LocalData({}))
-        # A model of the device's own is not given up unless the shared one is known to be better.
         take = learner.receive if job.terms.predicts == "global" else learner.adopt
         return model_arrays(trainer) if take(job.broadcast) else None
 

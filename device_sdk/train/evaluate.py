@@ -69,6 +69,7 @@ class RoundEvaluation:
         rng: draws the sample where time is too short for all.
         how_to_hold_back: what the owner of a device does that holds back nothing.
         detail: in words, why something is missing; for this device's owner.
+        rounds: that the control arm's second model has trained.
     """
 
     terms: EvaluationTerms
@@ -79,6 +80,7 @@ class RoundEvaluation:
     slowdown: float = 1.0
     how_to_hold_back: str = "give LocalData a test= or holdout="
     detail: str = ""
+    rounds: int = 0
     _reason: str = ""
     _results: list[Evaluation] = field(default_factory=list)
     _spent: float = 0.0
@@ -97,7 +99,7 @@ class RoundEvaluation:
     def _fitting(self) -> tuple[EvaluationReport, bytes]:
         results, reason = list(self._results), self._reason
         while True:
-            found = EvaluationReport(tuple(results), reason)
+            found = EvaluationReport(tuple(results), reason, self.rounds)
             try:
                 return found, write_evaluations(found)
             except ValueError:
@@ -228,8 +230,9 @@ class ModelEvaluation:
         """See :meth:`RoundEvaluation.miss`."""
         self._evaluation.miss(why)
 
-    def stage(self, stage: Stage, trainer: Trainer) -> None:
-        """Evaluate the trainer's present model."""
+    def stage(self, stage: Stage, trainer: Trainer, rounds: int = 0) -> None:
+        """Evaluate the trainer's present model; a second one has trained so many ``rounds``."""
+        self._evaluation.rounds = max(self._evaluation.rounds, rounds)
 
         def measure(rows: Rows) -> Mapping[str, Statistics]:
             batch = {name: array[rows] for name, array in self._test.items()}

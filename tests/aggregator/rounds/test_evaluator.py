@@ -330,6 +330,34 @@ def test_whom_nobody_asked_is_not_heard(tmp_path: Path) -> None:
     assert 3 <= found.figures[0].devices <= 17
 
 
+def test_no_control_arm_is_advised_where_the_method_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.play(drawn(0))
+    capsys.readouterr()
+    assert command(fleet.home, "evaluations") == 0
+    shown = capsys.readouterr().out
+    assert "hr10" in shown and "control" not in shown
+
+
+def test_of_who_is_not_of_the_control_arm_all_but_its_second_model_is_heard(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.tick()
+    for device, ranks in drawn(0).items():
+        said = ranked(ranks, ("global", "alone") if device in DEVICES[:8] else ("global",))
+        assert fleet.send(device, said) is None
+    fleet.commit()
+    fleet.now += 101
+    fleet.tick()
+    (found,) = fleet.evaluated
+    assert {each.stage for each in found.figures} == {"global"}
+    assert {each.devices for each in found.figures} == {20}
+    assert {each.control_devices for each in found.figures} == {0}
+
+
 def test_what_a_device_said_goes_with_it_though_it_waits_to_be_written(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "", f"{ROUND}\nshare = 1.0")
 

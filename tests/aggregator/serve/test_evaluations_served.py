@@ -109,7 +109,7 @@ def test_a_control_arm_over_mosquitto_says_what_federation_brings(
         assert found["personal", "mae"].control_devices == controls
         # What each kept of its second model is beside its learner's state, and is another model.
         kept = [
-            {n for n in fleet.devices[each.name].learner_state() if n.startswith("control.")}
+            {n for n in fleet.devices[each.name].learner_state() if n.startswith("second model.")}
             for each in members
         ]
         assert sum(map(bool, kept)) == controls

@@ -139,7 +139,9 @@ def test_the_second_model_is_the_device_s_data_and_nothing_else(
     trainer = Trainer(artifact, providers="cpu", threads=1)
     compared = 0
     for device in range(DEVICES):
-        kept = {n: a for n, a in (devices._states.get(device) or {}).items() if "control." in n}
+        kept = {
+            n: a for n, a in (devices._states.get(device) or {}).items() if "second model." in n
+        }
         if not kept:
             continue
         # All samples are in each batch: no order of them matters but to the last bits.
@@ -148,7 +150,8 @@ def test_the_second_model_is_the_device_s_data_and_nothing_else(
             data = alike(DEVICES, np.random.default_rng(0))[device]
             train_epochs(trainer, data.train, Epochs(12, 3), np.random.default_rng(0))
         alone = trainer.parameters
-        restore_trainer(trainer, kept, "control.")
+        assert kept.pop("second model.rounds") == ROUNDS
+        restore_trainer(trainer, kept, "second model.")
         for name, array in trainer.parameters.items():
             np.testing.assert_allclose(array, alone[name], atol=1e-5)
         compared += 1

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import AggregatorError, OutcomeUnknown, StoreError
+from aggregator.evaluation import Figure, as_json
 from aggregator.store import Store, create_database, open_database
 from aggregator.store.postgres import settings_of
 from aggregator.store.rows import StoredReport, StoredVerdict
@@ -163,6 +164,22 @@ def test_a_cut_at_any_byte_around_a_commit_neither_loses_nor_repeats_it(
     assert failed > 0 if way == "server" else kept > total - first
     store.database.close()
     cut.stop()
+
+
+def test_a_store_of_an_earlier_release_gets_the_columns_that_it_lacks(
+    postgres: PostgresServer, url: str
+) -> None:
+    told = Figure("global", "hr10", "", 5, 50.0, 0, 0.5, 0.0, 0.5)
+    with opened(url) as store, store.database.transaction():
+        store.first.evaluations.put(3, 4, [told])
+    for name in ("over_alone", "over_alone_half_width", "control_devices"):
+        postgres.run(f"ALTER TABLE figures DROP COLUMN {name}", url.rsplit("/", 1)[1])
+    for _ in range(2):
+        with opened(url) as store:
+            (found,) = store.first.evaluations.latest()
+            assert as_json(found.figures[0]) == as_json(told)
+            with store.database.transaction():
+                store.first.evaluations.put(3, 4, [told])
 
 
 @pytest.fixture

@@ -12,12 +12,40 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import AggregatorError, StoreAway
+from aggregator.evaluation import Figure, as_json
 from aggregator.store import SQLiteDatabase
 from aggregator.store.schema import SCHEMA_VERSION
 from tests.fakes.homes import make_home
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 _URL = "mqtt://127.0.0.1:1"
+
+
+def test_a_store_of_an_earlier_release_gets_the_columns_that_it_lacks(tmp_path: Path) -> None:
+    home = make_home(tmp_path, _URL)
+    told = Figure("global", "hr10", "", 5, 50.0, 0, 0.5, 0.0, 0.5)
+    store = home.open_store()
+    with store.database.transaction():
+        store.first.evaluations.put(3, 4, [told])
+    store.database.close()
+    connection = sqlite3.connect(home.database)
+    present = {row[1] for row in connection.execute("PRAGMA table_info(figures)")}
+    for name in sorted(present - FIGURES_OF_0_1_0):
+        connection.execute(f"ALTER TABLE figures DROP COLUMN {name}")
+    connection.close()
+    for _ in range(2):
+        store = home.open_store()
+        (found,) = store.first.evaluations.latest()
+        assert as_json(found.figures[0]) == as_json(told)
+        with store.database.transaction():
+            store.first.evaluations.put(3, 4, [told])
+        store.database.close()
+
+
+FIGURES_OF_0_1_0 = {
+    *("task", "version", "round", "stage", "metric", "part", "devices", "samples", "capped"),
+    *("value", "error_bound", "median", "deciles", "typical"),
+}
 
 
 @pytest.mark.parametrize(

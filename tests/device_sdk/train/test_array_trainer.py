@@ -7,19 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from device_sdk.artifact import load_artifact
+from device_sdk.artifact.flat_layout import FlatLadder
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import DataSource, LocalData
+from device_sdk.methods.attention.contract import AttentionTraining
+from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import Declined, LearnerError
+from device_sdk.methods.learner import Declined, LearnerError, State
 from device_sdk.rounds.current_round import commit_round
 from device_sdk.train.arrays import ArrayTrainer
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
-from device_sdk.wire.arrays.exchange import Broadcast, decode_update
+from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
 from tests.fakes.array_device import local_data
 from tests.fakes.jobs import job_of
 from tests.fakes.step_clock import StepClock
@@ -106,6 +111,108 @@ def test_a_model_of_its_own_is_given_up_only_where_the_shared_one_is_known_to_be
         model.set_state(trainer(home).train(told).model or {})
         assert (model.parameters["linear.weight"] == received).all() == gives_up
         assert (trainer(home).adopt(rests) is not None) is gives_up
+
+
+def test_the_shared_model_is_the_one_that_was_evaluated_as_global(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    """With attention a device goes on with its own model, but is shown the global one."""
+    ladder = FlatLadder.of([Trainer(artifacts[0].folder).artifact])
+    start = ladder.full.flatten(Trainer(artifacts[0].folder).parameters)
+    told = AttentionTraining(batch_size=4, base_steps=2, aggregator_mixes=True)
+    opened = AttentionMethod(start, ladder, AttentionSettings(training=told)).open_round(1)
+    work = job_of(opened, artifacts[:1], "attention")
+    world = world_of(
+        home, b"\xab" * 16, np.random.default_rng(1), StepClock(), lambda: local_data(3)
+    )
+    rests = replace(work.manifest, threshold=0)
+    commit(home, work, ArrayTrainer(world, AttentionLearner).train(work))
+    for predicts, shared in (("global", True), ("personal", False), ("", False)):
+        work = replace(work, terms=replace(work.terms, predicts=predicts))
+        result = ArrayTrainer(world, AttentionLearner).train(work)
+        assert result.model is not None
+        kept = Trainer(artifacts[0].folder)
+        kept.set_state(result.model)
+        assert (ladder.full.flatten(kept.parameters) == start).all() == shared
+        adopted = ArrayTrainer(world, AttentionLearner).adopt(replace(work, manifest=rests))
+        assert (adopted is not None) is shared
+
+
+class Variates(FedAvgLearner):
+    """A method whose own state is called as SCAFFOLD calls its control variates."""
+
+    rounds = 0
+
+    def train(self, broadcast: Broadcast) -> Update:
+        self.rounds += 1
+        return super().train(broadcast)
+
+    def state(self) -> State:
+        return {**super().state(), "control.variate": np.array([self.rounds])}
+
+    def restore(self, state: State) -> None:
+        self.rounds = int(state["control.variate"][0])
+        super().restore({n: each for n, each in state.items() if n != "control.variate"})
+
+
+@pytest.mark.parametrize("control", [0.0, 1.0])
+def test_a_learner_s_own_state_is_none_of_the_control_arm_s(
+    home: Home, artifacts: tuple[LocalArtifact, ...], control: float
+) -> None:
+    asked = EvaluationTerms(("mae",), control=control)
+    world = world_of(
+        home, b"\xab" * 16, np.random.default_rng(1), StepClock(), lambda: local_data(3)
+    )
+    for number in (1, 2, 3):
+        work = job_of(opened(artifacts[0], number), artifacts[:1], evaluation=asked)
+        result = ArrayTrainer(world, Variates).train(work)
+        commit(home, work, result)
+        assert result.learner_state["control.variate"] == [number]
+    learner, _ = ArrayTrainer(world, Variates).learner(work, artifacts[0], local_data(3))
+    own = len(learner.state())
+    assert len(result.learner_state) == own * round(1 + control)
+
+
+def test_an_arm_that_begins_later_says_how_long_it_trained_alone(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    world = world_of(
+        home, b"\xab" * 16, np.random.default_rng(1), StepClock(), lambda: local_data(3)
+    )
+    told = []
+    for number, control in enumerate((0, 0, 1, 1, 0, 1), 1):
+        asked = EvaluationTerms(("mae",), control=control)
+        work = job_of(opened(artifacts[0], number), artifacts[:1], evaluation=asked)
+        result = ArrayTrainer(world, FedAvgLearner).train(work)
+        commit(home, work, result)
+        assert result.evaluation is not None
+        told.append(result.evaluation.rounds)
+    assert told == [0, 0, 1, 2, 0, 1]
+
+
+class Diverges(FedAvgLearner):
+    """A method whose second model is no number after its steps."""
+
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        super().train_alone(broadcast, begins=begins)
+        nothing = {
+            name: np.full_like(each, np.nan) for name, each in self._trainer.parameters.items()
+        }
+        self._trainer.set_parameters(nothing)
+
+
+def test_a_second_model_that_is_not_finite_costs_the_device_nothing(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    world = world_of(
+        home, b"\xab" * 16, np.random.default_rng(1), StepClock(), lambda: local_data(3)
+    )
+    asked = EvaluationTerms(("mae",), control=1.0)
+    work = job_of(opened(artifacts[0]), artifacts[:1], evaluation=asked)
+    result = ArrayTrainer(world, Diverges).train(work)
+    commit(home, work, result)
+    assert "what it led to is not finite" in result.evaluation_detail
+    assert not [name for name in result.learner_state if name.startswith("second model.")]
 
 
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(

@@ -117,9 +117,9 @@ ROWS: tuple[Tuned, ...] = (
     _row("Ditto", "an own model, pulled towards the shared one", "ditto", _RATES[1:], (0.1, 1.0)),
     _row("FedALA", "own and shared mixed by element, then trained", "ala", _RATES[1:], (1.0, 10.0)),
     _row("APFL", "a mixture of an own model and the shared one", "apfl", _RATES[2:], (0.25, 0.75)),
-    _row("FedPer", "the last layer stays on the device", "fedper", _RATES[1:]),
-    _row("FedProto", "mean embeddings by class", "prototypes", _RATES[2:], (0.1, 1.0)),
-    _row("FedAMP", "mixtures made by the aggregator", "attention", _RATES[2:], (0.2, 1.0)),
+    _row("FedPer", "the last layer stays on the device", "fedper", _RATES[2:]),
+    _row("FedProto", "mean embeddings by class", "prototypes", _RATES[2:], (1.0,)),
+    _row("FedAMP", "mixtures made by the aggregator", "attention", _RATES[2:], (0.2,)),
 )
 
 PRINTED: Mapping[str, float] = {

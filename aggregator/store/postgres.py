@@ -326,9 +326,9 @@ class PostgresDatabase(Database):
                 f"{self.where} holds another fleet's store: name this one's in the store's URL"
             )
         require_version(self.where, version)
+        self._require_rights(rights)
         if rights is OWNER:
             self._add_columns()
-        self._require_rights(rights)
         return found
 
     def _tables(self) -> set[str]:

@@ -49,7 +49,7 @@ def draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
         axes[1].fill_between(x, low, high, alpha=0.2, linewidth=0)
         axes[1].plot(x, mean, marker=".")
         axes[1].axhline(0, color="0.5", linewidth=0.8)
-        axes[1].set(xlabel="version", ylabel=f"{metric}: better than the same devices alone by")
+        axes[1].set(xlabel="version", ylabel=f"{metric} ahead of alone")
         said = what_it_brings(versions[-1].figures, metric)
         picture.suptitle(textwrap.fill(f"version {versions[-1].version}: {said}", 90), fontsize=9)
     for axis in axes:

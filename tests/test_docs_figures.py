@@ -35,6 +35,7 @@ PRINTED = [
         ],
     ),
     ("figures/submodels.md", "Submodels", ["submodels --seeds 5"]),
+    ("figures/submodels-pictures.md", "Submodels on pictures", ["submodels --seeds 5"]),
     ("figures/training.md", "Few rows a device", ["recipe"]),
     (
         "figures/staleness.md",

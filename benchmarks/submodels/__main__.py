@@ -153,7 +153,8 @@ def draw(file: Path, outcomes: Mapping[str, Mapping[str, BySeed[Outcome]]]) -> N
     from matplotlib import pyplot
 
     names = dict.fromkeys(row.name for row in ROWS)
-    colours = {name: f"C{place}" for place, name in enumerate(names)}
+    strong_first = [*range(0, 20, 2), *range(1, 20, 2)]
+    colours = {n: pyplot.get_cmap("tab20")(c) for n, c in zip(names, strong_first, strict=False)}
     shown = {title: rows for title, rows in outcomes.items() if any(rows.values())}
     size = (3.4 * max(1, len(shown)), 5.4)
     figure, grid = pyplot.subplots(
@@ -182,8 +183,15 @@ def draw(file: Path, outcomes: Mapping[str, Mapping[str, BySeed[Outcome]]]) -> N
         grid[0, column].set(xlim=(0, None), xlabel="kB up a round")
         grid[1, column].set(xlim=(0, None), xlabel="ms a step")
         grid[0, column].set_ylabel(title.rpartition(": ")[2], fontsize=7)
-    grid[0, 0].legend(fontsize=6, frameon=False)
-    figure.savefig(file, dpi=84)
+    told = {
+        name: line
+        for axes in grid.flat
+        for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        [*told.values()], [*told], loc="outside upper center", ncols=7, fontsize=8, frameon=False
+    )
+    figure.savefig(file, dpi=74)
     pyplot.close(figure)
 
 

@@ -125,7 +125,7 @@ def test_a_control_arm_over_mosquitto_says_what_federation_brings(
         assert listed[0]["brings"].startswith("federation ")
         picture = tmp_path / "out" / "figures.svg"
         assert command(home, "evaluations", "--picture", str(picture)) == 0
-        assert "the same devices alone" in picture.read_text()
+        assert "ahead of alone" in picture.read_text()
         assert command(home, "evaluations", "--picture", str(tmp_path / "figures.none")) == 1
         assert "figures.none: Format 'none' is not supported" in capsys.readouterr().err
 

@@ -554,6 +554,53 @@ class Suite(ABC, Generic[RunT, OutcomeT]):
         return parser
 
 
+class TunedSuite(Suite[RunT, OutcomeT]):
+    """A suite whose rows try settings, of which validation data picks one on seed 0. A row's
+    ``tried(seed)`` has its runs of a seed by setting."""
+
+    @abstractmethod
+    def judged_by(self, row: Any, outcome: OutcomeT) -> float:
+        """What the settings are compared by, of validation data alone: more is better."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--settings", action="store_true", help="what was tried, on validation data alone"
+        )
+
+    def run_of(self, row: Any, seed: int, options: argparse.Namespace) -> RunT | None:
+        """With the best of the row's settings; None where one was not tried yet."""
+        best = self.best(row, options)
+        return None if best is None else row.tried(seed)[best]
+
+    def best(self, row: Any, options: argparse.Namespace) -> Any:
+        """The row's setting; None where one was not tried yet."""
+        settings = [*row.tried(0)]
+        if len(settings) == 1:
+            return settings[0]
+        tried = self.tried(row, options)
+        return max(tried, key=lambda one: tried[one]) if len(tried) == len(settings) else None
+
+    def tried(self, row: Any, options: argparse.Namespace) -> dict[Any, float]:
+        """What its settings came to on seed 0; without those that were not tried yet."""
+        found = {
+            setting: self.carried_out(run, row, 0, options) for setting, run in row.tried(0).items()
+        }
+        return {
+            setting: self.judged_by(row, outcome)
+            for setting, outcome in found.items()
+            if outcome is not None
+        }
+
+    def settings_table(self, rows: Iterable[Any], options: argparse.Namespace) -> str:
+        """What ``--settings`` asks for."""
+        lines = [
+            (row.name, str(setting), f"{value:.4f}")
+            for row in rows
+            for setting, value in self.tried(row, options).items()
+        ]
+        return markdown_table(lines, ("", "setting", "validation"))
+
+
 # Tables.
 
 BySeed = Mapping[int, OutcomeT]

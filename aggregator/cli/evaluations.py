@@ -33,7 +33,7 @@ from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import TaskRow
-from aggregator.task.evaluation import named
+from aggregator.task.evaluation import metric_of
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         name, own = row.name or "", store.task(row.number)
         found, ranking = own.evaluations.latest(arguments.versions), ranking_of(home, store, row)
         best = own.versions.best(ranking)
-        metric = "" if ranking is None else named(ranking.metric)[1]
+        metric = metric_of(ranking)
         none_yet = "" if found or ranking is None else _none_yet(home, store, row)
         no_control = _no_control(home, store, row)
     if arguments.picture is not None and found:

@@ -35,7 +35,7 @@ from aggregator.store import Store, TaskStore
 from aggregator.store.reports import KEPT_ROUNDS
 from aggregator.store.rows import DeviceRow, RoundRow, TaskRow
 from aggregator.store.versions import Ranking
-from aggregator.task.evaluation import named
+from aggregator.task.evaluation import metric_of
 from aggregator.task.file import RoundSettings, Selector, served_round, served_selector
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span
@@ -228,7 +228,7 @@ class _SeenTask:
         self.eligible = registry.eligible(selector.admits)
         self.only = str(selector)
         self.evaluated = store.evaluations.latest()
-        self.metric = "" if ranking is None else named(ranking.metric)[1]
+        self.metric = metric_of(ranking)
         self.rollback = Rollback.of(store)
         self.outcomes = store.reports.outcomes()
         self.trained = parts.counts(store.participations.widths())

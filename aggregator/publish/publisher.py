@@ -18,8 +18,8 @@ from aggregator.store import TaskStore
 from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent, SealedContent
 from aggregator.store.publications import PACKET_HEAD_BYTES
 from aggregator.store.rows import RoundRow
-from aggregator.task.artifacts import ArtifactContent
-from aggregator.task.evaluation import named
+from aggregator.task.artifacts import ArtifactContent, terms_of
+from aggregator.task.evaluation import metric_of
 from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import Connected, ConnectRefused, Disconnected
@@ -36,7 +36,6 @@ from device_sdk.wire.publish.manifest import (
 )
 from device_sdk.wire.publish.task_messages import (
     OfferedAttachment,
-    TaskTerms,
     write_attachment,
     write_broadcast,
 )
@@ -408,13 +407,7 @@ class Publisher:
         self._artifacts = artifacts
         self._keys = keys
         self._rng = rng
-        self._terms = TaskTerms(
-            task.binding.method_name,
-            task.update_codec,
-            task.round.train_seconds,
-            tuple(each.offer() for each in artifacts),
-            evaluation=None if task.evaluation is None else task.evaluation.terms,
-        )
+        self._terms = terms_of(task, artifacts)
         self._attachments = Attachments(
             task.name,
             task.cohort,
@@ -431,7 +424,7 @@ class Publisher:
         settings, since = self._task.evaluation, self._store.facts.replaced_at
         if settings is None or self._task.binding.needs_catalogue:
             return ""
-        metric = named(settings.ranking.metric)[1]
+        metric = metric_of(settings.ranking)
         latest = self._store.evaluations.latest(_TELLING_VERSIONS)
         told = (serves(each.figures, metric) for each in latest if each.version >= since)
         return next((each for each in told if each), "")

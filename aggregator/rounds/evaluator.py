@@ -22,7 +22,7 @@ from aggregator.evaluation import (
 )
 from aggregator.store import TaskStore
 from aggregator.store.rows import DeviceEvaluation, RoundRow
-from aggregator.task.evaluation import EvaluationSettings, named
+from aggregator.task.evaluation import EvaluationSettings, metric_of, named
 from device_sdk.evaluation.report import ALONE, read_evaluations, write_evaluations
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in, is_control
@@ -88,7 +88,7 @@ class Evaluator:
             self.store.versions.note_metrics(row.version, _metrics(figures))
         if not figures or self.settings is None:
             return ""
-        metric = named(self.settings.ranking.metric)[1]
+        metric = metric_of(self.settings.ranking)
         told = (in_a_line(figures), what_it_brings(figures, metric), what_serves(figures, metric))
         return f"version {row.version}: {'; '.join(filter(None, told))}"
 

@@ -24,7 +24,7 @@ from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared
-from aggregator.task.evaluation import named
+from aggregator.task.evaluation import metric_of
 from aggregator.task.file import Task
 from device_sdk.link.events import (
     Connected,
@@ -443,7 +443,7 @@ class Service:
 
 def _seen(task: TaskParts) -> TaskSnapshot:
     latest = task.store.rounds.latest(_SHOWN_ROUNDS + 1)
-    rounds, ranking = task.rounds, task.task.ranking
+    rounds = task.rounds
     return TaskSnapshot(
         name=task.task.name,
         eligible=rounds.eligible,
@@ -463,6 +463,6 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         unpublished=rounds.unpublished,
         finished=tuple(row for row in latest if not row.unfinished),
         evaluated=next(iter(task.store.evaluations.latest()), None),
-        metric="" if ranking is None else named(ranking.metric)[1],
+        metric=metric_of(task.task.ranking),
         stopped=rounds.stopped,
     )

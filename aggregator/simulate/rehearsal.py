@@ -28,8 +28,8 @@ from aggregator.simulate.devices import (
 )
 from aggregator.simulate.fleet import CapabilityClass, Speeds, VirtualFleet
 from aggregator.simulate.recipe import in_one_pass, recipe_of, training_of
-from aggregator.simulate.traffic import publish, terms_of
-from aggregator.task.artifacts import ArtifactContent, read_artifacts
+from aggregator.simulate.traffic import publish
+from aggregator.task.artifacts import ArtifactContent, read_artifacts, terms_of
 from aggregator.task.file import Task, parse_task, read_catalogue_file
 from device_sdk.methods.learner import Learner
 from device_sdk.rehearsal import (

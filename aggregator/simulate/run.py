@@ -23,7 +23,7 @@ from aggregator.simulate.record import (
 )
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
-from aggregator.task.evaluation import named
+from aggregator.task.evaluation import metric_of
 from aggregator.task.file import Task
 from device_sdk.artifact import read_manifest
 from device_sdk.system.clock import Clock
@@ -148,7 +148,7 @@ class Simulated:
         """What figures say of each seed, where they say it."""
         if self.task.ranking is None:
             return
-        metric = named(self.task.ranking.metric)[1]
+        metric = metric_of(self.task.ranking)
         for seed, figures in self._figures.items():
             if sentence := say(figures, metric):
                 yield f"seed {seed}: {sentence}" if len(self._figures) > 1 else sentence

@@ -39,8 +39,8 @@ from aggregator.simulate.devices import (
     device_id,
 )
 from aggregator.simulate.fleet import Fate, StreamPurpose, stream
-from aggregator.simulate.traffic import PublishedRound, publish, terms_of, update_bytes
-from aggregator.task.artifacts import read_artifacts
+from aggregator.simulate.traffic import PublishedRound, publish, update_bytes
+from aggregator.task.artifacts import read_artifacts, terms_of
 from aggregator.task.file import read_catalogue_file
 from device_sdk.evaluation.report import read_evaluations
 from device_sdk.wire.arrays.exchange import Update

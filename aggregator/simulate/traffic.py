@@ -13,7 +13,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from aggregator.task.artifacts import ArtifactContent
 from aggregator.task.file import Task
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.codec.message import encode
@@ -93,17 +92,6 @@ class PublishedRound:
 def sealed_content_bytes(length: int) -> int:
     """Of the chunks of so many bytes."""
     return length + chunk_count(length) * _CHUNK_SEAL_BYTES
-
-
-def terms_of(task: Task, artifacts: tuple[ArtifactContent, ...]) -> TaskTerms:
-    """What devices are told of the task."""
-    return TaskTerms(
-        task.binding.method_name,
-        task.update_codec,
-        task.round.train_seconds,
-        tuple(each.offer() for each in artifacts),
-        evaluation=None if task.evaluation is None else task.evaluation.terms,
-    )
 
 
 def publish(

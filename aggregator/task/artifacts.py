@@ -21,7 +21,7 @@ from device_sdk.artifact import (
 )
 from device_sdk.artifact.submodels import FULL_FILE
 from device_sdk.wire.publish.content import MOST_CONTENT_BYTES, pack_artifact
-from device_sdk.wire.publish.task_messages import OfferedArtifact, OfferedShare
+from device_sdk.wire.publish.task_messages import OfferedArtifact, OfferedShare, TaskTerms
 
 if TYPE_CHECKING:
     from aggregator.task.file import Task
@@ -85,6 +85,17 @@ def read_artifacts(task: Task) -> tuple[ArtifactContent, ...]:
     if task.round.late == "staleness" and (why := task.binding.why_no_staleness(ladder)):
         raise AggregatorError(f"{task.path}: round.late is 'staleness', and {why}")
     return tuple(found.values())
+
+
+def terms_of(task: Task, artifacts: tuple[ArtifactContent, ...]) -> TaskTerms:
+    """What devices are told of the task."""
+    return TaskTerms(
+        task.binding.method_name,
+        task.update_codec,
+        task.round.train_seconds,
+        tuple(each.offer() for each in artifacts),
+        evaluation=None if task.evaluation is None else task.evaluation.terms,
+    )
 
 
 def read_artifact(

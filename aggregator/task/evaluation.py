@@ -89,6 +89,11 @@ def named(name: str) -> tuple[Stage, str]:
     raise ValueError(f"no metric is called {name!r}; there are {', '.join(METRICS)}")
 
 
+def metric_of(ranking: Ranking | None) -> str:
+    """The metric that versions are compared by; empty where they are not."""
+    return "" if ranking is None else named(ranking.metric)[1]
+
+
 def read_evaluation(
     table: TomlTable, artifacts: Sequence[Path], binding: Binding[Any]
 ) -> EvaluationSettings:

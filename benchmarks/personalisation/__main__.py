@@ -10,10 +10,9 @@ from benchmarks.harness import (
     Artifacts,
     BySeed,
     Cell,
-    Suite,
+    TunedSuite,
     against,
     data_folder,
-    markdown_table,
     mean_of,
     table_of,
 )
@@ -26,13 +25,12 @@ from benchmarks.personalisation.experiment import (
     Experiment,
     Judged,
     Outcome,
-    Setting,
     Tuned,
 )
 from benchmarks.personalisation.fleet import execute
 
 
-class PersonalisationSuite(Suite[Experiment, Outcome]):
+class PersonalisationSuite(TunedSuite[Experiment, Outcome]):
     name = "personalisation"
     description = f"""\
 PFLlib's split of Fashion-MNIST (20 devices, Dirichlet 0.1), every device in each of {ROUNDS}
@@ -54,30 +52,8 @@ examples:
     }
     exports = True
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--settings", action="store_true", help="what was tried, on validation pictures alone"
-        )
-
-    def run_of(self, row: Tuned, seed: int, options: argparse.Namespace) -> Experiment | None:
-        """With the best of the row's settings; None where one was not tried yet."""
-        best = self._best(row, options)
-        return None if best is None else row.tried(seed)[best]
-
-    def _best(self, row: Tuned, options: argparse.Namespace) -> Setting | None:
-        tried = self._tried(row, options)
-        return max(tried, key=lambda one: tried[one]) if len(tried) == len(row.settings) else None
-
-    def _tried(self, row: Tuned, options: argparse.Namespace) -> dict[Setting, float]:
-        """Accuracy on validation pictures of seed 0, by setting."""
-        found = {
-            setting: self.carried_out(run, row, 0, options) for setting, run in row.tried(0).items()
-        }
-        return {
-            one: outcome.judged[row.model].validation
-            for one, outcome in found.items()
-            if outcome is not None
-        }
+    def judged_by(self, row: Tuned, outcome: Outcome) -> float:
+        return outcome.judged[row.model].validation
 
     def execute(
         self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
@@ -90,12 +66,7 @@ examples:
     ) -> Iterator[str]:
         rows = {row.name: row for row in self.asked(options)}
         if options.settings:
-            lines = [
-                (name, str(setting), f"{100 * value:.2f}")
-                for name, row in rows.items()
-                for setting, value in self._tried(row, options).items()
-            ]
-            yield markdown_table(lines, ("", "rate, strength", "validation"))
+            yield self.settings_table(rows.values(), options)
             return
         judged: dict[str, dict[int, Judged]] = {
             name: {seed: one.judged[rows[name].model] for seed, one in found.items()}
@@ -120,7 +91,7 @@ examples:
                 f"less {USUAL}": against(judged.get(USUAL, {}), each, 2),
                 "worst device": mean_of(lambda one: 100 * min(one.by_device), ".1f"),
                 "round": mean_of(lambda one: one.round, ".0f"),
-                "rate, strength": lambda name, _: str(self._best(rows[name], options)),
+                "rate, strength": lambda name, _: str(self.best(rows[name], options)),
             },
             seeds=False,
         )

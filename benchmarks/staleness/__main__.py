@@ -10,7 +10,7 @@ from benchmarks.harness import (
     Artifacts,
     BySeed,
     Cell,
-    Suite,
+    TunedSuite,
     against,
     data_folder,
     mean_of,
@@ -22,7 +22,7 @@ from benchmarks.staleness.experiment import ALL, ROWS, Experiment, Outcome, Tune
 _QUARTERS = ("slowest quarter", "slower quarter", "quicker quarter", "quickest quarter")
 
 
-class StalenessSuite(Suite[Experiment, Outcome]):
+class StalenessSuite(TunedSuite[Experiment, Outcome]):
     name = "staleness"
     description = """\
 A fleet of 100 devices whose round times are log-normal, so that the middle 95 % lie within a factor
@@ -44,22 +44,13 @@ examples:
     exports = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
+        super().add_options(parser)
         parser.add_argument(
             "--quality", type=float, default=0.75, help="accuracy to be reached (0.75)"
         )
-        parser.add_argument(
-            "--settings", action="store_true", help="what was tried, on validation pictures alone"
-        )
 
-    def run_of(self, row: Tuned, seed: int, options: argparse.Namespace) -> Experiment | None:
-        """With the better of the row's rates; None where one was not tried yet."""
-        best = self._best(row, options)
-        return None if best is None else row.tried(seed)[best]
-
-    def _best(self, row: Tuned, options: argparse.Namespace) -> float | None:
-        tried = {rate: self.carried_out(run, row, 0, options) for rate, run in row.tried(0).items()}
-        found = {rate: one.chosen_by for rate, one in tried.items() if one is not None}
-        return max(found, key=lambda rate: found[rate]) if len(found) == len(tried) else None
+    def judged_by(self, row: Tuned, outcome: Outcome) -> float:
+        return outcome.chosen_by
 
     def execute(
         self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
@@ -72,13 +63,16 @@ examples:
     ) -> Iterator[str]:
         base, wanted = outcomes.get(ALL, {}), options.quality
         rows = {row.name: row for row in self.asked(options)}
+        if options.settings:
+            yield self.settings_table(rows.values(), options)
+            return
         columns: dict[str, Cell[Outcome]] = {
             f"minutes to {wanted:g}": mean_of(lambda one: _minutes(one, wanted), ".1f"),
             f"times sooner than {ALL}": lambda name, found: _sooner(found, base, wanted),
             "accuracy in the end": spread_of(lambda one: one.final),
             f"against {ALL}": against(base, lambda one: one.final),
             "minutes in all": mean_of(lambda one: one.seconds[-1] / 60, ".1f"),
-            "rate": lambda name, found: f"{self._best(rows[name], options):g}",
+            "rate": lambda name, found: f"{self.best(rows[name], options):g}",
         }
         yield table_of(outcomes, columns)
         yield "updates that counted of 100 that were asked for, by quarter of the fleet by speed"

@@ -12,10 +12,9 @@ from benchmarks.harness import (
     BySeed,
     Cell,
     Found,
-    Suite,
+    TunedSuite,
     against,
     data_folder,
-    markdown_table,
     mean_of,
     spread_of,
     table_of,
@@ -26,7 +25,6 @@ from benchmarks.submodels.experiment import (
     TABLES,
     Experiment,
     Outcome,
-    Setting,
     Tuned,
 )
 from benchmarks.submodels.fleet import execute
@@ -35,7 +33,7 @@ _CLASSES = ("1/8", "1/4", "1/2", "full")
 _UNEQUAL = ("low rank", "slices", "adapters")
 
 
-class SubmodelSuite(Suite[Experiment, Outcome]):
+class SubmodelSuite(TunedSuite[Experiment, Outcome]):
     name = "submodels"
     description = """\
 A fleet of which a quarter each affords 1/8, 1/4, 1/2 and all of one model, beside fleets that are
@@ -55,30 +53,13 @@ examples:
     exports = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--settings", action="store_true", help="what was tried, on validation samples alone"
-        )
+        super().add_options(parser)
         parser.add_argument(
             "--picture", type=Path, help="draw quality over a device's bytes and processor time"
         )
 
-    def run_of(self, row: Tuned, seed: int, options: argparse.Namespace) -> Experiment | None:
-        """With the best of the row's settings; None where one was not tried yet."""
-        best = self._best(row, options)
-        return None if best is None else row.tried(seed)[best]
-
-    def _best(self, row: Tuned, options: argparse.Namespace) -> Setting | None:
-        if len(row.settings) == 1:
-            return row.settings[0]
-        tried = self._tried(row, options)
-        return max(tried, key=lambda one: tried[one]) if len(tried) == len(row.settings) else None
-
-    def _tried(self, row: Tuned, options: argparse.Namespace) -> dict[Setting, float]:
-        """Quality on validation samples of seed 0, by setting."""
-        found = {
-            setting: self.carried_out(run, row, 0, options) for setting, run in row.tried(0).items()
-        }
-        return {one: outcome.chosen_by for one, outcome in found.items() if outcome is not None}
+    def judged_by(self, row: Tuned, outcome: Outcome) -> float:
+        return outcome.chosen_by
 
     def execute(
         self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
@@ -91,13 +72,7 @@ examples:
     ) -> Iterator[str]:
         rows = {row.name: row for row in self.asked(options) if row.table == table}
         if options.settings:
-            tried = {name: self._tried(row, options) for name, row in rows.items()}
-            lines = [
-                (name, str(setting), f"{value:.4f}")
-                for name, values in tried.items()
-                for setting, value in values.items()
-            ]
-            yield markdown_table(lines, ("", "rate", "validation"))
+            yield self.settings_table(rows.values(), options)
             return
         columns: dict[str, Cell[Outcome]] = {
             "mean of the classes": spread_of(lambda one: one.mean),
@@ -108,7 +83,7 @@ examples:
                 if outcomes.get(name)
             },
             "round": mean_of(lambda one: one.round, ".0f"),
-            "rate": lambda name, found: str(self._best(rows[name], options)),
+            "rate": lambda name, found: str(self.best(rows[name], options)),
             "failed": mean_of(lambda one: one.failed, ".1f"),
         }
         yield table_of(outcomes, columns)

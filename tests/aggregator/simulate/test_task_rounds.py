@@ -15,7 +15,8 @@ from aggregator.errors import AggregatorError
 from aggregator.simulate.devices import DeviceSettings
 from aggregator.simulate.fleet import Failures, Fate, Speeds, StreamPurpose, VirtualFleet, stream
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
-from aggregator.simulate.traffic import publish, terms_of
+from aggregator.simulate.traffic import publish
+from aggregator.task.artifacts import terms_of
 from aggregator.task.file import read_task
 from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.manifest import seal_chunks

@@ -199,6 +199,12 @@ RULES = (
         "clock evaluation home keys publish refusals rounds shared store task task_log",
         libraries="prometheus_client",
     ),
+    # What commands, and whoever else asks, are told and do: above what serves, which knows none of it.
+    _server(
+        "operate",
+        "clock evaluation home keys models publish refusals rounds serve store task",
+        libraries="prometheus_client",
+    ),
     _server(
         "cluster",
         "clock evaluation guard home keys methods publish refusals rounds serve shared store task",

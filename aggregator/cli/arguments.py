@@ -4,49 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from aggregator.errors import AggregatorError, TaskError
+from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
-from aggregator.rounds.model_parts import ModelParts
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, Labels, TaskRow
-from aggregator.store.tasks import FIRST
-from aggregator.store.versions import Ranking
-from aggregator.task.file import Task, parse_task, read_task
-from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.load import read_manifest
-from device_sdk.system.printable import printable
 from device_sdk.wire.publish.task_messages import require_labels
-
-CLASH_SHOWN_SECONDS = 86_400
-"""For so long it is shown that two machines had one device's identity."""
-_DIGITS = 12
-_MOST_NAMED = 8
-
-
-# Devices as tables and lines name them.
-
-
-def short_id(row: DeviceRow) -> str:
-    """The first digits of a device's id, by which commands know it."""
-    return row.device_id.hex()[:_DIGITS]
-
-
-def called(row: DeviceRow) -> str:
-    """Its name, or the first digits of its id."""
-    return printable(row.name) if row.name else short_id(row)
-
-
-def called_all(rows: Sequence[DeviceRow]) -> str:
-    """Such as "hall-1, 3f2a11c09b72 and 4 more"."""
-    more = len(rows) - _MOST_NAMED
-    named = ", ".join(map(called, rows[:_MOST_NAMED]))
-    return f"{named} and {more} more" if more > 0 else named
-
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
@@ -122,38 +89,6 @@ def task_of(store: Store, arguments: argparse.Namespace) -> TaskRow:
     if named not in rows:
         raise AggregatorError(f"this home has no task {named!r}; it has {names}")
     return rows[named]
-
-
-def task_file_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task:
-    """A task's file, read. Raises TaskError."""
-    first = read_task(home.folder / store.tasks.find(FIRST).file)
-    return first if row.number == FIRST else read_task(home.folder / row.file, first.fleet)
-
-
-def served_task_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task:
-    """A task as it is served, or was last, whatever its file says now. Raises TaskError."""
-    first = store.tasks.find(FIRST)
-    fleet = None if row.number == FIRST else served_task_of(home, store, first).fleet
-    return parse_task(row.served or "", home.folder / row.file, fleet)
-
-
-def ranking_of(home: AggregatorHome, store: Store, row: TaskRow) -> Ranking | None:
-    """By what a task's versions are compared; None where its file does not say so, or cannot be
-    read: what there is can be seen whatever it says."""
-    try:
-        return task_file_of(home, store, row).ranking
-    except TaskError:
-        return None
-
-
-def parts_of(home: AggregatorHome, store: Store, row: TaskRow) -> ModelParts:
-    """What the parts of a task are called, as it is served; by number where its file or artifacts
-    cannot be read: what there is can be seen whatever they say."""
-    try:
-        task = served_task_of(home, store, row)
-        return ModelParts.of([read_manifest(each) for each in task.artifacts])
-    except (TaskError, ArtifactError):
-        return ModelParts()
 
 
 def duration_seconds(text: str) -> int:

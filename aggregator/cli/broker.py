@@ -6,9 +6,9 @@ import argparse
 import time
 
 from aggregator.cli.arguments import add_home, duration_seconds, home_of
-from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import is_served
+from aggregator.operate.health import move_lines
 from aggregator.serve.successor import (
     ask_for_move,
     call_off,
@@ -126,24 +126,3 @@ def _show(store: Store, named: BrokerWay) -> None:
     print(f"broker       {', '.join(map(str, ways))}")
     for line in move_lines(store, named, now):
         print(line)
-
-
-def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
-    """What an operator is told of a move, if there is one; ``named``: by the task file."""
-    move = find_move(store)
-    if move is None or (named is not None and not move.is_about(named)):
-        return []
-    told, until = move.announced.url, moment_of(move.until_unix_seconds)
-    said = f"both serve until {until}"
-    if not move.is_reached:
-        said += f", and until a device has been at {move.new}: none has yet"
-    if not move.is_over(now) and move.is_called_off:
-        return [f"stays        devices come back by themselves to {move.new}: {said}"]
-    if not move.is_over(now):
-        return [f"moves        to {told}: devices go there by themselves; {said}"]
-    if named is not None and named.url.address != (url := move.new.url.address):
-        return [
-            f'moved        to {told or url}: write broker.url = "{url}" in the task file, which '
-            "still names the broker before"
-        ]
-    return []

@@ -11,7 +11,6 @@ from contextlib import suppress
 from tabulate import tabulate
 
 from aggregator.cli.arguments import (
-    CLASH_SHOWN_SECONDS,
     add_home,
     add_labels,
     add_task,
@@ -20,12 +19,11 @@ from aggregator.cli.arguments import (
     label,
     labels_of,
     opened,
-    parts_of,
-    short_id,
     tasks_of,
 )
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
+from aggregator.operate.names import parts_of, short_id, shows_clash
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, LastParticipation, TaskRow
 from aggregator.task.file import served_selector
@@ -228,9 +226,7 @@ class _SeenDevice:
     def _state(self, now: float) -> str:
         if self.row.revoked_unix_seconds is not None:
             return "revoked"
-        clash = self.clash_unix_seconds
-        is_two = clash is not None and now - clash < CLASH_SHOWN_SECONDS
-        return "on two machines" if is_two else "active"
+        return "on two machines" if shows_clash(self.clash_unix_seconds, now) else "active"
 
     def lines(self, now: float, several: bool) -> Iterator[dict[str, str]]:
         """One for each task, named where there are several."""

@@ -9,14 +9,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import (
-    add_home,
-    add_task,
-    opened,
-    ranking_of,
-    task_file_of,
-    task_of,
-)
+from aggregator.cli.arguments import add_home, add_task, opened, task_of
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.evaluation import (
     FLEET,
@@ -30,6 +23,7 @@ from aggregator.evaluation import (
     what_serves,
 )
 from aggregator.home import AggregatorHome
+from aggregator.operate.names import ranking_of, task_file_of
 from aggregator.store import Store
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import TaskRow

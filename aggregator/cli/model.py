@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from aggregator.cli.arguments import add_home, add_task, opened, task_file_of, task_of
+from aggregator.cli.arguments import add_home, add_task, opened, task_of
 from aggregator.errors import AggregatorError
 from aggregator.models import Format, model_files
+from aggregator.operate.names import task_file_of
 from aggregator.task.warm_start import item_ids
 from device_sdk.system.command_line import add_out
 from device_sdk.system.files import write_atomically

@@ -8,9 +8,10 @@ import time
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, opened, ranking_of, task_of
-from aggregator.cli.rollback import Rollback
+from aggregator.cli.arguments import add_home, add_task, opened, task_of
 from aggregator.errors import AggregatorError
+from aggregator.operate.health import Rollback
+from aggregator.operate.names import ranking_of
 from aggregator.store.rows import VersionRow
 from aggregator.store.versions import Versions
 from device_sdk.system.command_line import natural

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
-from aggregator.cli.arguments import add_home, add_task, opened, served_task_of, task_of
+from aggregator.cli.arguments import add_home, add_task, opened, task_of
 from aggregator.cli.task import go_back
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
+from aggregator.operate.health import Rollback
+from aggregator.operate.names import served_task_of
 from aggregator.rounds.replacement import misfit
 from aggregator.store import TaskStore
-from aggregator.task.request import ReplaceRequest
 from device_sdk.system.command_line import natural
-from device_sdk.system.printable import printable
 
 DESCRIPTION = """\
 Asks serve to make an older version's model the next version, between two rounds: at once where none
@@ -22,30 +21,6 @@ nothing but one more version. What is kept on the server beside the model, an op
 and how far its rate has decayed, begins anew; devices keep what is theirs. With a version of before
 another model took the task over (task replace), which does not fit the present one, the task file
 of that time is used again: it is kept (task show NAME --version N)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rollback:
-    """What became of the version that was asked for last. ``version``: the one that waits;
-    ``dropped``: why it did not become the next one."""
-
-    version: int | None
-    dropped: str | None
-
-    @classmethod
-    def of(cls, store: TaskStore) -> Rollback:
-        """A task's."""
-        request = store.fleet.tasks.find(store.number).request
-        back_to = None if request is None else ReplaceRequest.read(request).back_to
-        awaited = store.versions.awaited()
-        return cls(back_to if awaited is None else awaited, store.facts.dropped_rollback)
-
-    @property
-    def said(self) -> str | None:
-        """For people; None where there is nothing to say."""
-        if self.version is not None:
-            return f"version {self.version}'s model becomes the next version between two rounds"
-        return None if self.dropped is None else printable(self.dropped)
 
 
 EXAMPLES = """\

@@ -11,23 +11,13 @@ from dataclasses import asdict, dataclass
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import (
-    CLASH_SHOWN_SECONDS,
-    add_home,
-    add_task,
-    called,
-    called_all,
-    home_of,
-    parts_of,
-    ranking_of,
-    tasks_of,
-)
-from aggregator.cli.broker import move_lines
-from aggregator.cli.rollback import Rollback
+from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import as_json, in_a_line, what_it_brings, what_serves
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
+from aggregator.operate.health import Rollback, move_lines
+from aggregator.operate.names import called, called_all, parts_of, ranking_of, shows_clash
 from aggregator.rounds.attendance import Attendance, KnownHabits
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.serve.reach import Reach, read_reach
@@ -410,8 +400,8 @@ def _clashes(
     """The devices that were on two machines of late, and when that showed."""
     seen = store.devices.clashes()
     for row in devices if seen else ():
-        last = seen.get(row.device_id, -CLASH_SHOWN_SECONDS)
-        if row.revoked_unix_seconds is None and now - last < CLASH_SHOWN_SECONDS:
+        last = seen.get(row.device_id)
+        if row.revoked_unix_seconds is None and last is not None and shows_clash(last, now):
             yield row, last
 
 

@@ -122,7 +122,8 @@ def main() -> int:
         print(
             f"{said}: {result.faults.total():,} faults ({split(result.faults)}), "
             f"{judged.trained} updates, {judged.receipted}, lost {judged.lost}, "
-            f"twice {judged.twice}, {result.seconds:.0f} s",
+            f"twice {judged.twice}, in a later round than their own {judged.late}, "
+            f"{result.seconds:.0f} s",
             flush=True,
         )
         seed += 1

@@ -111,6 +111,7 @@ def table(results: Sequence[Mapping[str, object]]) -> str:
                 "still in an outbox": judgement["waiting"],  # type: ignore[dict-item]
                 "lost": judgement["lost"],  # type: ignore[dict-item]
                 "counted twice": judgement["twice"],  # type: ignore[dict-item]
+                "counted in a later round": judgement.get("late", 0),  # type: ignore[dict-item]
                 **{f"receipted {verdict}": count for verdict, count in receipted.items()},
             }
         )
@@ -147,6 +148,7 @@ def table(results: Sequence[Mapping[str, object]]) -> str:
         "arrivals",
         "duplicates suppressed",
         "receipted counted",
+        "counted in a later round",
         "receipted late",
         "receipted refused",
         "receipted conflict",

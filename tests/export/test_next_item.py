@@ -9,8 +9,12 @@ import pytest
 import torch
 
 import export
-from device_sdk import Trainer
+from aggregator.methods.fedavg import FedAvgBinding, FedAvgSettings
+from device_sdk import LocalData, Trainer
 from device_sdk.artifact import load_artifact
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.wire.arrays.exchange import decode_update, encode_update
+from device_sdk.wire.arrays.tensors import Codec
 from export.models.next_item import NextItem, next_item_loss, next_item_recipe, next_scores
 
 ITEMS, LENGTH = 30, 9
@@ -71,3 +75,17 @@ def test_its_width_is_a_ladder_s(tmp_path: Path) -> None:
     gates = np.concatenate([full["gru.weight_hh_l0"][g : g + 4, :4] for g in (0, 16, 32)])
     np.testing.assert_array_equal(small["gru.weight_hh_l0"], gates)
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_the_first_update_of_averaging_names_what_a_user_watched(tmp_path: Path) -> None:
+    next_item_recipe(NextItem(ITEMS, 16), length=LENGTH).export(tmp_path / "net")
+    rng = np.random.default_rng(5)
+    watched = rng.permutation(np.arange(1, ITEMS + 1))[:LENGTH]
+    method = FedAvgBinding("fedavg", FedAvgSettings()).build(
+        0, rng, [load_artifact(tmp_path / "net")]
+    )
+    data, trainer = LocalData({"items": watched[None]}), Trainer(tmp_path / "net", providers="cpu")
+    update = FedAvgLearner(lambda: data, trainer, "", rng).train(method.open_round(1))
+    read = decode_update(encode_update(update, Codec.INT8, rng), 1)
+    rose = 1 + np.flatnonzero(read.tensors["w.bias"] > 0)
+    assert set(rose) == set(watched[1:]), "each item but the first, that nothing came before"

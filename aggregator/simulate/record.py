@@ -18,18 +18,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aggregator.errors import AggregatorError, TaskError
-from aggregator.evaluation import FLEET, Figure, as_json, figure_name
+from aggregator.evaluation import FLEET, Figure, as_json, compared, figure_name
 from aggregator.simulate.fleet import ALIKE, CapabilityClass, Failures
 from aggregator.simulate.task_rounds import PlayedRound
 from aggregator.store.versions import Ranking
 from aggregator.task.check import flat
+from aggregator.task.evaluation import metric_of
 from aggregator.task.file import FLEET_TABLES, Task, TaskTable, task_of
 from aggregator.task.template import tables_of
 from device_sdk.artifact import read_manifest
-from device_sdk.evaluation.report import STAGES
+from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Fields, Within, hints_of, is_settings
 from device_sdk.methods.registry import MethodError
 from device_sdk.system.clock import Clock
@@ -232,6 +233,7 @@ class Recorder:
 
     def __init__(self, name: str, task: Task, asked: Asked, folder: Path, clock: Clock) -> None:
         ranking = task.ranking
+        self._metric = metric_of(ranking)
         self._folder, self._clock = folder, clock
         self._path: Path | None = None
         self._write_at = clock.now() + _WRITE_EVERY_SECONDS
@@ -270,6 +272,8 @@ class Recorder:
         values = asdict(played)
         self._runs[-1]["took"].append({"processor_seconds": values.pop("processor_seconds")})
         values["figures"] = [as_json(each) for each in played.figures]
+        served = compared(played.figures, self._metric)
+        values["compared"] = None if served is None else served.stage
         self._runs[-1]["rounds"].append(values)
         began = self._clock.now()
         if began >= self._write_at:
@@ -314,6 +318,16 @@ class Recorder:
                 continue
             return path
         raise AssertionError
+
+
+class OverAlone(NamedTuple):
+    """How much better the control arm's devices do than alone, with the ends of the 95 % interval:
+    by the model of ``stage``, with which devices predict."""
+
+    stage: Stage
+    mean: float
+    low: float
+    high: float
 
 
 class SimulationRecord:
@@ -423,21 +437,21 @@ class SimulationRecord:
         best = next(iter(names), None)
         return sorted(names, key=lambda each: (each != best, "." in each))
 
-    def over_alone(self, run: int) -> dict[int, tuple[float, float, float]]:
-        """Of versions that a control arm was heard of, by how many rounds had been played: how much
-        better its devices do than alone, and the ends of its 95 % interval; by the metric that
-        versions are compared by, of the model that devices predict with."""
+    def over_alone(self, run: int) -> dict[int, OverAlone]:
+        """Of versions that a control arm was heard of, by how many rounds had been played, what the
+        fleet's sentence says; by the metric that versions are compared by."""
         if self.ranking is None:
             return {}
-        base = self.ranking.metric.rpartition(".")[2]
+        base = metric_of(self.ranking)
         found = {}
         for each in self.rounds(run):
             for figure in each["figures"]:
                 of_fleet = figure["metric"] == base and figure["part"] in (None, FLEET)
-                if of_fleet and figure.get("over_alone_interval"):
-                    low, high = figure["over_alone_interval"]
-                    # Stages follow one another; the last one is what devices predict with.
-                    found[int(each["number"]) - 1] = (figure["over_alone"], low, high)
+                served = figure["stage"] == each.get("compared")
+                if of_fleet and served and figure.get("over_alone_interval"):
+                    ends = figure["over_alone_interval"]
+                    told = OverAlone(figure["stage"], figure["over_alone"], *ends)
+                    found[int(each["number"]) - 1] = told
         return found
 
     def curve(self, run: int, metric: str) -> tuple[list[int], list[float]]:
@@ -491,6 +505,8 @@ def _require_sound(root: _Fields) -> None:
                 counts = _Fields(each.mapping(name), each.name(name))
                 for reason in counts.names():
                     counts.integer(reason, _COUNT)
+            if each.take("compared", None) is not None:
+                each.choice("compared", STAGES)
             _require_figures(each)
         for key in ("newest", "popularity"):
             if run.take(key, None) is not None:

@@ -260,7 +260,7 @@ def _draw_over_alone(axis: Any, record: SimulationRecord, colour: str) -> None:
     """What federation brings, with its interval over the devices: of the first run."""
     found = record.over_alone(0)
     x = sorted(found)
-    mean, low, high = np.array([found[each] for each in x]).reshape(len(x), 3).T
+    mean, low, high = np.array([found[each][1:] for each in x]).reshape(len(x), 3).T
     axis.plot(x, mean, colour, marker="." if len(x) < 20 else None)
     axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
     axis.axhline(0, color="0.5", linewidth=0.8)

@@ -15,13 +15,15 @@ import export
 from aggregator.errors import TaskError
 from aggregator.evaluation import FLEET, Figure, serves, what_it_brings, what_serves
 from aggregator.simulate.devices import ArrayDevices, DeviceSettings
-from aggregator.simulate.fleet import CapabilityClass, Speeds, VirtualFleet
+from aggregator.simulate.fleet import CapabilityClass, Failures, Speeds, VirtualFleet
+from aggregator.simulate.record import Asked, Recorder, SimulationRecord
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.task.file import read_task
 from device_sdk import Trainer
 from device_sdk.artifact.load import rung_folders
 from device_sdk.local_data import LocalData
 from device_sdk.methods.local_steps import Epochs, restore_trainer, train_epochs
+from device_sdk.system.clock import MonotonicClock
 from export.losses import cross_entropy
 
 DEVICES, FEATURES, CLASSES, ROUNDS = 40, 12, 4, 8
@@ -112,6 +114,24 @@ def test_a_rule_that_all_share_is_what_federation_brings(tmp_path: Path, artifac
     )
     whole = played(tmp_path, artifact, alike, "control = 1.0")[2]
     assert figure(whole, "personal").control_devices == DEVICES
+
+
+@pytest.mark.parametrize(("given", "stage"), [(alike, "global"), (unlike, "personal")])
+def test_the_record_tells_which_model_the_sentence_is_of(
+    tmp_path: Path, artifact: Path, given: Callable[..., object], stage: str
+) -> None:
+    *_, rounds = played(tmp_path, artifact, given, "control = 0.5")
+    asked = Asked("", DEVICES, ROUNDS, (1,), "", Failures(), 1.0)
+    task = read_task(tmp_path / "task.toml")
+    recorder = Recorder("r", task, asked, tmp_path / "runs", MonotonicClock())
+    recorder.begin(1)
+    for each in rounds:
+        recorder.add(each)
+    path = recorder.write()
+    assert path is not None
+    told, said = SimulationRecord.read(path).over_alone(0)[ROUNDS - 1], figure(rounds, stage)
+    assert (told.stage, told.mean) == (stage, said.over_alone)
+    assert (told.high - told.low) / 2 == pytest.approx(said.over_alone_half_width)
 
 
 def test_rules_of_their_own_are_learnt_better_alone(tmp_path: Path, artifact: Path) -> None:

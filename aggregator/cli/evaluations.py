@@ -10,7 +10,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, add_task, opened, task_of
-from aggregator.errors import AggregatorError, TaskError
+from aggregator.errors import AggregatorError
 from aggregator.evaluation import (
     FLEET,
     Figure,
@@ -22,11 +22,8 @@ from aggregator.evaluation import (
     what_it_brings,
     what_serves,
 )
-from aggregator.home import AggregatorHome
-from aggregator.operate.names import ranking_of, task_file_of
-from aggregator.store import Store
+from aggregator.operate.names import readable_task_of
 from aggregator.store.evaluations import EvaluatedVersion
-from aggregator.store.rows import TaskRow
 from aggregator.task.evaluation import metric_of
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
@@ -70,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     with opened(arguments) as (home, store):
         row = task_of(store, arguments)
         name, own = row.name or "", store.task(row.number)
-        found, ranking = own.evaluations.latest(arguments.versions), ranking_of(home, store, row)
+        found, task = own.evaluations.latest(arguments.versions), readable_task_of(home, store, row)
+        ranking = None if task is None else task.ranking
         best = own.versions.best(ranking)
-        metric = metric_of(ranking)
-        none_yet = "" if found or ranking is None else _none_yet(home, store, row)
-        no_control = _no_control(home, store, row)
+        joined = sum(each.revoked_unix_seconds is None for each in store.devices.all())
+    metric = metric_of(ranking)
     if arguments.picture is not None and found:
         _draw(found, metric or found[0].figures[0].metric, arguments.picture)
     if arguments.json:
@@ -89,13 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.parts or figure.part == FLEET
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
+        no_control = _NO_CONTROL if task is not None and task.may_have_control else ""
         for say, otherwise in ((what_it_brings, no_control), (what_serves, "")):
             said = ((each.version, say(each.figures, metric)) for each in found)
             told = (f"version {version}: {sentence}" for version, sentence in said if sentence)
             if sentence := next(told, otherwise):
                 print(f"\n{sentence}")
-    elif ranking is not None:
-        print(none_yet)
+    elif task is not None and task.evaluation is not None:
+        print(_none_yet(name, task.evaluation.least_devices, joined))
     else:
         print(f"task {name} has no figures: its file has no table [evaluation] that can be read")
     return 0
@@ -114,25 +112,13 @@ def _draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
         raise AggregatorError(f"--picture {path}: {error}") from None
 
 
-def _no_control(home: AggregatorHome, store: Store, row: TaskRow) -> str:
-    """What to do about it that there is no comparison; empty where nothing can be done."""
-    try:
-        return _NO_CONTROL if task_file_of(home, store, row).may_have_control else ""
-    except TaskError:
-        return ""
-
-
-def _none_yet(home: AggregatorHome, store: Store, row: TaskRow) -> str:
-    settings = task_file_of(home, store, row).evaluation
-    assert settings is not None  # there is a ranking
-    least = settings.least_devices
-    joined = sum(each.revoked_unix_seconds is None for each in store.devices.all())
+def _none_yet(name: str, least: int, joined: int) -> str:
     fewer = (
         f"; only {joined} have joined: least_devices = {joined} under [evaluation] shows figures "
         "of as few, which say what single devices found"
     )
     return (
-        f"task {row.name}: no version has a figure yet. A round that makes the next version makes "
+        f"task {name}: no version has a figure yet. A round that makes the next version makes "
         f"those of the one that it began with, where {least} devices (evaluation.least_devices) "
         f"have evaluated it{fewer if 0 < joined < least else ''}"
     )

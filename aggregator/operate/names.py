@@ -56,13 +56,19 @@ def served_task_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task:
     return parse_task(row.served or "", home.folder / row.file, fleet)
 
 
-def ranking_of(home: AggregatorHome, store: Store, row: TaskRow) -> Ranking | None:
-    """By what a task's versions are compared; None where its file does not say so, or cannot be
-    read: what there is can be seen whatever it says."""
+def readable_task_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task | None:
+    """As :func:`task_file_of`; None where it cannot be read: what there is can be seen whatever it
+    says."""
     try:
-        return task_file_of(home, store, row).ranking
+        return task_file_of(home, store, row)
     except TaskError:
         return None
+
+
+def ranking_of(home: AggregatorHome, store: Store, row: TaskRow) -> Ranking | None:
+    """By what a task's versions are compared; None where no readable file says so."""
+    task = readable_task_of(home, store, row)
+    return None if task is None else task.ranking
 
 
 def parts_of(home: AggregatorHome, store: Store, row: TaskRow) -> ModelParts:

@@ -598,8 +598,8 @@ class ArrayDevices(VirtualDevices):
             evaluation.stage("personal", trainer)
         state = learner.state() if learner.carries_over(broadcast) else {}
         if control:
-            learner, trainer = self._new_learner(device, place, data, streams.child())
-            state = {**state, **train_control(learner, trainer, broadcast, kept, evaluation)}
+            make = partial(self._new_learner, device, place, data, streams.child())
+            state = {**state, **train_control(make, broadcast, kept, evaluation)}
         if state:
             self._states.put(device, state)
             self._trained[device] = place

@@ -119,20 +119,20 @@ def apart(state: State) -> tuple[State, State]:
 
 
 def train_control(
-    learner: Learner,
-    trainer: Trainer,
+    make: Callable[[], tuple[Learner, Trainer]],
     broadcast: Broadcast,
     kept: State,
     evaluation: ModelEvaluation | None,
 ) -> State:
     """A round of the control arm, evaluated; what of it is to be kept.
 
-    ``learner``: new, its ``trainer`` at the artifact's own values; it is thrown away. ``kept``:
+    ``make``: a new learner, its trainer at the artifact's own values; it is thrown away. ``kept``:
     what the last such round left, nothing to begin with. Whatever goes wrong is noted, and leaves
     ``kept`` as it is: the device's part in the round is worth more.
     """
     rounds = int(kept.get(_ROUNDS, 0))
     try:
+        learner, trainer = make()
         if kept:
             state = {name: array for name, array in kept.items() if name != _ROUNDS}
             restore_trainer(trainer, state, _CONTROL)
@@ -328,9 +328,8 @@ class ArrayTrainer(RoundTrainer):
         """The control arm's round."""
         # A generator of its own: the training draws what it would draw without a control arm.
         (rng,) = self._rng.spawn(1)
-        learner, trainer = self._new_learner(artifact, data, rng, "aggregator")
-        kept = self._kept(job, artifact)
-        return train_control(learner, trainer, job.broadcast, kept, evaluation)
+        make = partial(self._new_learner, artifact, data, rng, "aggregator")
+        return train_control(make, job.broadcast, self._kept(job, artifact), evaluation)
 
     def _kept(self, job: TrainingJob, artifact: LocalArtifact) -> State:
         """What the control arm's last round left; nothing of another artifact, or from before the

@@ -19,7 +19,7 @@ from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import Declined, LearnerError, State
+from device_sdk.methods.learner import Declined, LearnerError, LearnerParts, State
 from device_sdk.rounds.current_round import commit_round
 from device_sdk.train.arrays import ArrayTrainer
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
@@ -213,6 +213,32 @@ def test_a_second_model_that_is_not_finite_costs_the_device_nothing(
     commit(home, work, result)
     assert "what it led to is not finite" in result.evaluation_detail
     assert not [name for name in result.learner_state if name.startswith("second model.")]
+
+
+class Unmakeable(FedAvgLearner):
+    """A method whose second learner, which has a generator of its own, cannot be made."""
+
+    first: np.random.Generator | None = None
+
+    @classmethod
+    def make(cls, parts: LearnerParts) -> Unmakeable:
+        cls.first = cls.first or parts.rng
+        if parts.rng is not cls.first:
+            raise LearnerError("there is no second one")
+        return super().make(parts)
+
+
+def test_a_second_learner_that_cannot_be_made_costs_the_device_nothing(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    world = world_of(
+        home, b"\xab" * 16, np.random.default_rng(1), StepClock(), lambda: local_data(3)
+    )
+    asked = EvaluationTerms(("mae",), control=1.0)
+    work = job_of(opened(artifacts[0]), artifacts[:1], evaluation=asked)
+    result = ArrayTrainer(world, Unmakeable).train(work)
+    commit(home, work, result)
+    assert result.body and "there is no second one" in result.evaluation_detail
 
 
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(

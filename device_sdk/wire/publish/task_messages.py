@@ -10,12 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
 from device_sdk.evaluation.report import EvaluationTerms
-from device_sdk.fields import Declared, Key, Length, OneOf, Rising, Such, Within, require
+from device_sdk.fields import Declared, Key, Length, OneOf, Rising, Such, Within, plain, require
 from device_sdk.wire.arrays.exchange import (
     TENSOR_NAME_WORDS,
     UPDATE_LIMITS,
@@ -26,8 +26,9 @@ from device_sdk.wire.arrays.exchange import (
 )
 from device_sdk.wire.arrays.sparse import ValueFormat
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
+from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Name, Record, Served, decode, encode
+from device_sdk.wire.codec.message import Name, Record, Served, decode_value
 from device_sdk.wire.publish.manifest import Digest, RoundManifest
 from device_sdk.wire.seal.broadcast import WRAPPED_BYTES
 
@@ -156,6 +157,37 @@ BROADCAST_CODECS: Mapping[str, Codec] = {
 (``arrays/body.py``), by the terms' ``update_codec``."""
 _LENGTH = struct.Struct("<I")
 
+# Devices of 0.1.0 refuse terms with fields that they do not know, and leave such settings alone. So
+# what came later, and they can do without, travels among the settings: ``terms.control``.
+
+_LATER = (("", "predicts"), ("evaluation", "control"))
+"""By name, with the record of the terms that it is in; empty for the terms themselves."""
+
+
+def _write_head(head: BroadcastHead) -> bytes:
+    found = plain(head)
+    terms, later = found["terms"], {}
+    for place, name in _LATER:
+        inside = terms.get(place, {}) if place else terms
+        if name in inside:
+            later[f"terms.{name}"] = inside.pop(name)
+    if later:
+        found["settings"] = {**head.settings, **later}
+    return cbor.encode(found)
+
+
+def _read_head(data: bytes) -> BroadcastHead:
+    found: Any = cbor.decode(data, limit_bytes=MAX_HEAD_BYTES)
+    match found:
+        case {"terms": dict(terms), "settings": dict(settings)}:
+            for place, name in _LATER:
+                inside = terms.get(place) if place else terms
+                if isinstance(inside, dict) and f"terms.{name}" in settings:
+                    inside[name] = settings.pop(f"terms.{name}")
+            if not settings:
+                del found["settings"]
+    return decode_value(BroadcastHead, found)
+
 
 def write_broadcast(
     broadcast: Broadcast, terms: TaskTerms, codec: str, rng: np.random.Generator | None = None
@@ -165,7 +197,7 @@ def write_broadcast(
     ``codec``: a key of ``BROADCAST_CODECS``; ``rng`` is needed for ``int8`` and ``int4``. Raises
     ValueError for arrays that no codec carries, and terms above 4 MiB.
     """
-    head = encode(BroadcastHead(terms, broadcast.settings))
+    head = _write_head(BroadcastHead(terms, broadcast.settings))
     if len(head) > MAX_HEAD_BYTES:
         raise ValueError(f"terms and settings take {len(head)} bytes; {MAX_HEAD_BYTES} fit")
     arrays = encode_tensors(broadcast.tensors, BROADCAST_CODECS[codec], rng, exact=broadcast.exact)
@@ -182,7 +214,7 @@ def read_broadcast(plaintext: bytes, manifest: RoundManifest) -> tuple[TaskTerms
     end = _LENGTH.size + length
     if len(plaintext) < end:
         raise WireError("truncated", "the broadcast ends within its terms")
-    head = decode(BroadcastHead, plaintext[_LENGTH.size : end])
+    head = _read_head(plaintext[_LENGTH.size : end])
     tensors = decode_tensors(plaintext[end:], limits=UPDATE_LIMITS)
     try:
         broadcast = Broadcast(manifest.round, manifest.version, tensors, head.settings)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.artifact import MANIFEST_FILE
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.codec import cbor
@@ -97,6 +98,30 @@ def test_broadcasts_come_back(codec: str) -> None:
     assert (got.round_id, got.version, dict(got.settings)) == (4, 2, dict(sent.settings))
     step = {"float32": 0.0, "float16": 2e-3, "int8": 0.05, "int4": 0.5}[codec]
     np.testing.assert_allclose(got.tensors["items"], sent.tensors["items"], atol=step)
+
+
+@pytest.mark.parametrize("settings", [{}, {"rate": 0.5}])
+def test_what_devices_of_the_first_release_do_not_know_travels_where_they_leave_it(
+    settings: dict[str, float],
+) -> None:
+    asked = EvaluationTerms(("loss",), share=0.5, control=0.25)
+    sent = replace(TERMS, evaluation=asked, predicts="global")
+    plaintext = write_broadcast(replace(broadcast(), settings=settings), sent, "float32")
+    head = cbor.decode(plaintext[4 : 4 + int.from_bytes(plaintext[:4], "little")], limit_bytes=4096)
+    assert isinstance(head, dict) and head.keys() == {"terms", "settings"}
+    known = {"artifacts", "attachments", "cohort_keys", "evaluation", "method", "train_seconds"}
+    assert head["terms"].keys() <= known | {"update_codec"}
+    assert head["terms"]["evaluation"] == {"metrics": ["loss"], "share": 0.5}
+    assert head["settings"] == {**settings, "terms.predicts": "global", "terms.control": 0.25}
+    terms, got = read_broadcast(plaintext, manifest())
+    assert terms == sent and got.settings == settings
+
+
+@pytest.mark.parametrize("said", [{"terms.predicts": "both"}, {"terms.predicts": 1}])
+def test_what_travels_among_the_settings_is_read_as_strictly(said: dict[str, Any]) -> None:
+    plaintext = write_broadcast(replace(broadcast(), settings=said), TERMS, "float32")
+    with pytest.raises(WireError, match=r"terms\.predicts"):
+        read_broadcast(plaintext, manifest())
 
 
 @given(st.data())

@@ -170,7 +170,9 @@ def known_binding(*, adds_up: bool) -> KnownBinding:
 
 
 def served_late(task: Task, *, late: bool) -> Task:
-    """The task; where ``late``, what comes when its round is closed counts in one of the next."""
+    """The task; where ``late``, rounds close at their quorum, and what comes after counts in one of
+    the next."""
     if not late:
         return task
-    return replace(task, round=replace(task.round, late="staleness", most_stale=4))
+    early = replace(task.round, wanted=task.round.quorum, over_select=1000.0)
+    return replace(task, round=replace(early, late="staleness", most_stale=8))

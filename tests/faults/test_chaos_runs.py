@@ -39,6 +39,7 @@ def test_nothing_is_lost_and_nothing_counted_twice(
     assert result.judgement.lost == result.judgement.twice == result.judgement.waiting == 0
     assert result.judgement.receipted.get("counted", 0) > 0
     assert result.faults.total() > 30
+    assert (result.judgement.late > 0) == ("late" in more)
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def in_node(work: Work, steps: int = STEPS) -> bytes:
     """The same by node.js."""
     file = work.folder.with_name("node.state")
     options = [f"--steps={steps}", f"--batch={ROWS}", f"--seed={SEED}", f"--state={file}"]
-    node("node.js", str(work.folder), str(work.rows), *options)
+    run("node", "node.js", str(work.folder), str(work.rows), *options)
     return file.read_bytes()
 
 
@@ -171,12 +171,12 @@ def in_chromium(page: Page, work: Work, steps: int = STEPS) -> bytes:
     return base64.b64decode(text)
 
 
-def node(*arguments: str) -> str:
-    """What Node prints; it and its children end in time.
+def run(*command: str) -> str:
+    """What a command prints; it and its children end in time.
 
     Raises CalledProcessError, with what it says of an error, and TimeoutExpired.
     """
-    with _running("node", *arguments) as process:
+    with _running(*command) as process:
         printed, problem = process.communicate(timeout=SECONDS)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, process.args, printed, problem)
@@ -215,7 +215,7 @@ def _running(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def difference(one: bytes, other: bytes) -> float:
-    """The largest of any element of two checkpoints; of exactly equal files 0."""
+    """The largest of any element of two states, as safetensors files."""
     ours, theirs = (safetensors.decode(each).tensors for each in (one, other))
     assert {n: a.shape for n, a in ours.items()} == {n: a.shape for n, a in theirs.items()}
     return max(

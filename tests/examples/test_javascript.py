@@ -27,12 +27,11 @@ from device_sdk.runtime.step import step_seed
 from examples.javascript import compare
 from examples.javascript.chromium import ChromiumError, Page
 from examples.javascript.compare import ARTIFACTS, ROWS, SEED, Work, difference, in_python
+from tests.examples.same_bits import MOST_BY_VERSIONS, same_bits
 from tests.fakes.waiting import wait_until
 
 MOST_IN_A_BROWSER = 1e-5
 """WebAssembly's kernels add in another order."""
-MOST_BY_VERSIONS = 1e-6
-"""What another release of onnxruntime may compute otherwise, where its kernels are not Python's."""
 ONCE_THROUGH = compare.BATCHES
 """Steps after which the rows begin anew."""
 MF = Path(device_sdk.__file__).parent / "artifacts" / "mf"
@@ -67,7 +66,7 @@ def node() -> Callable[..., Any]:
     if not (compare.HERE / "node_modules" / "onnxruntime-node").exists():
         pytest.skip("no onnxruntime-node: run npm ci in examples/javascript")
     try:
-        version, kind = compare.node("--input-type=module", "--eval", _PROBE).split()
+        version, kind = compare.run("node", "--input-type=module", "--eval", _PROBE).split()
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"onnxruntime-node does not load: {error}")
     if kind != "function" or int(version.partition(".")[0]) < 20:
@@ -76,7 +75,7 @@ def node() -> Callable[..., Any]:
     def snippet(code: str, *arguments: Path) -> Any:
         given = ["--input-type=module", "--eval", _SNIPPET + code, *map(str, arguments)]
         try:
-            return json.loads(compare.node(*given))
+            return json.loads(compare.run("node", *given))
         except subprocess.CalledProcessError as error:
             pytest.fail(error.stderr)
 
@@ -111,15 +110,6 @@ def small(works: Callable[[str], Work]) -> Work:
     return works("MLP, dropout, Adam")
 
 
-def same_bits(ours: bytes, theirs: bytes) -> None:
-    """Equal to the byte; where another release's kernels differ, next to it, which is a skip."""
-    apart = difference(ours, theirs)
-    assert apart <= MOST_BY_VERSIONS
-    if apart:
-        pytest.skip(f"here the two releases of onnxruntime compute otherwise, by {apart:.1e}")
-    assert ours == theirs
-
-
 # -- training --------------------------------------------------------------------------------------
 
 
@@ -128,7 +118,9 @@ def test_node_trains_as_python_does_bit_by_bit(
     name: str, node: Callable[..., Any], works: Callable[[str], Work]
 ) -> None:
     work = works(name)
-    same_bits(in_python(work), compare.in_node(work))
+    ours, theirs = in_python(work), compare.in_node(work)
+    same_bits(ours, theirs)
+    assert ours == theirs, "the files differ beside their tensors"
 
 
 @pytest.mark.parametrize("name", ["MLP, dropout, Adam", "CNN, batch norm, SGD with momentum"])
@@ -223,7 +215,7 @@ def test_a_run_goes_on_in_the_other_language(
     half.write_bytes(in_python(small, ONCE_THROUGH))
     onward = tmp_path / "onward.state"
     options = [f"--steps={ONCE_THROUGH}", f"--from={half}", f"--state={onward}"]
-    compare.node("node.js", str(small.folder), str(small.rows), *options)
+    compare.run("node", "node.js", str(small.folder), str(small.rows), *options)
     same_bits(in_python(small, 2 * ONCE_THROUGH), onward.read_bytes())
     trainer = device_sdk.Trainer(small.folder, providers="cpu")
     trainer.restore(onward)
@@ -238,7 +230,7 @@ def test_a_model_by_torchs_names_goes_both_ways(
     given, back = tmp_path / "given.safetensors", tmp_path / "back.safetensors"
     given.write_bytes(safetensors.encode(theirs, {"task": "films"}))
     options = ["--steps=1", "--lr=1e-30", f"--from={given}", f"--model={back}"]
-    compare.node("node.js", str(small.folder), str(small.rows), *options)
+    compare.run("node", "node.js", str(small.folder), str(small.rows), *options)
     found = safetensors.decode(back.read_bytes())
     assert found.metadata == {"artifact": trainer.artifact.id, "step": "1"}
     trainer.set_parameters(found.tensors)
@@ -458,6 +450,21 @@ def test_rows_come_from_csv_as_from_json(node: Callable[..., Any], small: Work) 
     ]
 
 
+def test_the_readmes_program_runs(node: Callable[..., Any], small: Work, tmp_path: Path) -> None:
+    text = (compare.HERE / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```js\n(import .*?)```", text.partition("In a browser")[0], re.DOTALL)
+    program = program.replace("artifacts/net", str(small.folder))
+    program = re.sub(r'"(net\.\w+)"', lambda file: json.dumps(str(tmp_path / file[1])), program)
+    said = compare.run("node", "--input-type=module", "--eval", program).splitlines()
+    losses = [float(line) for line in said[:10]]
+    assert (losses[9] < losses[0], said[10:]) == (True, ["[ 16, 4 ]"])
+    trainer = device_sdk.Trainer(small.folder, providers="cpu")
+    trainer.restore(tmp_path / "net.state")
+    model = safetensors.decode((tmp_path / "net.safetensors").read_bytes()).tensors
+    assert trainer.step_count == 10
+    assert all(np.array_equal(array, model[name]) for name, array in trainer.parameters.items())
+
+
 def test_the_command_says_what_is_wrong(node: Callable[..., Any], small: Work) -> None:
     for arguments, said in (
         ([], "node node.js ARTIFACT DATA [options]"),
@@ -465,7 +472,7 @@ def test_the_command_says_what_is_wrong(node: Callable[..., Any], small: Work) -
         ([small.folder.parent, small.rows], "no such file or directory"),
     ):
         with pytest.raises(subprocess.CalledProcessError) as failed:
-            compare.node("node.js", *map(str, arguments))
+            compare.run("node", "node.js", *map(str, arguments))
         assert said in failed.value.stderr
         assert failed.value.stderr.startswith("node.js: ")
 
@@ -478,7 +485,7 @@ def test_a_node_without_end_is_ended(
 ) -> None:
     monkeypatch.setattr(compare, "SECONDS", 0.5)
     with pytest.raises(subprocess.TimeoutExpired):
-        compare.node("--eval", "setInterval(() => 0, 1000)")
+        compare.run("node", "--eval", "setInterval(() => 0, 1000)")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-static const OrtApi* ort = OrtGetApiBase()->GetApi(ORT_API_VERSION);
+static const OrtApi* ort = nullptr;
 
 static void check(OrtStatus* status) {
   if (status == nullptr) return;
@@ -173,6 +173,9 @@ int main(int count, char** arguments) {
     std::cerr << "train GRAPH STATE STEPS NEW_STATE\n";
     return 2;
   }
+  // Before the library's first call: it would write an id to the user's cache.
+  setenv("ORT_DISABLE_TELEMETRY", "1", 0);
+  ort = OrtGetApiBase()->GetApi(ORT_API_VERSION);
   Tensors state = read(arguments[2]);
   OrtEnv* env = nullptr;
   check(ort->CreateEnv(ORT_LOGGING_LEVEL_FATAL, "train", &env));

@@ -46,7 +46,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     built = str(folder / "train")
     warnings = ["-Wall", "-Wextra", "-Werror", f"-I{HERE / 'cpp'}"]
     compare.run(compiler, "-std=c++17", *warnings, str(PROGRAM), *linked, "-o", built)
-    return lambda *arguments: compare.run(built, *map(str, arguments))
+    clean = ["env", "-u", "ORT_DISABLE_TELEMETRY", "-u", "XDG_CACHE_HOME"]
+    return lambda home, *arguments: compare.run(*clean, f"HOME={home}", built, *map(str, arguments))
 
 
 def test_a_cpp_program_trains_as_python_does_bit_by_bit(
@@ -55,19 +56,22 @@ def test_a_cpp_program_trains_as_python_does_bit_by_bit(
     work = compare.make("MLP, dropout, Adam", tmp_path)
     trainer = device_sdk.Trainer(work.folder, providers="cpu", threads=1)
     begin, end = tmp_path / "begin.state", tmp_path / "end.safetensors"
+    home = tmp_path / "home"
+    home.mkdir()
     trainer.save(begin)
-    said = train(work.folder / "train.onnx", begin, STEPS, end).splitlines()
+    said = train(home, work.folder / "train.onnx", begin, STEPS, end).splitlines()
     place = np.arange(16 * 24).reshape(16, 24)
     for step in range(STEPS):
         x = (place * 37 + step * 11) % 64 / np.float32(32) - np.float32(1)
         loss = trainer.step({"x": x.astype(np.float32), "y": (np.arange(16) + step) % 4})
     same_bits(safetensors.encode(trainer.state), end.read_bytes())
     assert (len(said), said[-1]) == (STEPS, f"step {STEPS}  loss {loss:g}")
+    assert [*home.iterdir()] == [], "onnxruntime writes to the user's folders"
     trainer.set_state(safetensors.decode(end.read_bytes()).tensors)
 
 
 def test_it_says_what_is_wrong(train: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(bytes(8))
     with pytest.raises(subprocess.CalledProcessError) as failed:
-        train(tmp_path / "none.onnx", tmp_path / "empty", 1, tmp_path / "end")
+        train(tmp_path, tmp_path / "none.onnx", tmp_path / "empty", 1, tmp_path / "end")
     assert "none.onnx" in failed.value.stderr

@@ -465,6 +465,14 @@ def test_the_readmes_program_runs(node: Callable[..., Any], small: Work, tmp_pat
     assert all(np.array_equal(array, model[name]) for name, array in trainer.parameters.items())
 
 
+def test_nothing_is_left_in_the_users_folders(
+    node: Callable[..., Any], small: Work, tmp_path: Path
+) -> None:
+    as_a_user = ["env", "-u", "ORT_DISABLE_TELEMETRY", "-u", "XDG_CACHE_HOME", f"HOME={tmp_path}"]
+    compare.run(*as_a_user, "node", "node.js", str(small.folder), str(small.rows), "--steps=1")
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_the_command_says_what_is_wrong(node: Callable[..., Any], small: Work) -> None:
     for arguments, said in (
         ([], "node node.js ARTIFACT DATA [options]"),

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 _SWITCHES = """
 --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
---disable-background-networking --disable-component-update --remote-debugging-pipe
+--disable-background-networking --disable-component-update --disable-dev-shm-usage
+--remote-debugging-pipe
 """
 
 

@@ -10,7 +10,7 @@ const USAGE = `node node.js ARTIFACT DATA [options]
 
 ARTIFACT: a folder that export.train_step wrote. DATA: its rows, as JSON or CSV (see README.md).
 
-  --steps N      steps to take, of the rows in their order; 100
+  --steps N      steps to take, on rows in their order; 100
   --batch N      rows a step; as many as the artifact's example batch has
   --lr X         instead of the artifact's own rate
   --seed N       of dropout's masks; 0
@@ -45,7 +45,7 @@ async function main() {
   const [steps, size] = [number("steps", 100), number("batch", table.usual)];
   const hyper = values.lr ? { lr: number("lr") } : {};
   for (let step = 1; step <= steps; step += 1) {
-    const loss = await trainer.step(table.batch((step - 1) * size, size), hyper);
+    const loss = await trainer.step(table.batch(trainer.stepCount * size, size), hyper);
     if (step % Math.ceil(steps / 10) === 0 || step === steps) {
       console.log(`step ${trainer.stepCount}  loss ${loss.toPrecision(6)}`);
     }

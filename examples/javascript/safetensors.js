@@ -53,13 +53,18 @@ export function decode(file) {
   } catch (error) {
     refuse(`its header: ${error.message}`);
   }
-  const { __metadata__: notes = {}, ...entries } = header;
+  if (!(header instanceof Object)) refuse("its header is no object");
+  const { __metadata__: notes, ...entries } = header;
   const types = Object.fromEntries(Object.entries(CODES).map(([type, code]) => [code, type]));
   const tensors = new Map();
   const spans = [];
-  for (const [name, { dtype, shape, data_offsets: offsets }] of Object.entries(entries)) {
+  const isSize = (size) => Number.isSafeInteger(size) && size >= 0;
+  const sizes = (list) => Array.isArray(list) && list.every(isSize);
+  for (const [name, entry] of Object.entries(entries)) {
+    const { dtype, shape, data_offsets: offsets } = entry ?? {};
     const Elements = ARRAYS[types[dtype]];
     if (!Elements) refuse(`'${name}' is of the dtype ${dtype}`);
+    if (!sizes(shape) || !sizes(offsets)) refuse(`'${name}' has no shape and place`);
     const [begin, end] = offsets.map((offset) => start + offset);
     if (end > file.length || end - begin !== count(shape) * Elements.BYTES_PER_ELEMENT) {
       refuse(`the offsets of '${name}' match neither its shape nor the file`);
@@ -71,5 +76,5 @@ export function decode(file) {
   spans.sort((one, other) => one[0] - other[0] || one[1] - other[1]);
   const filled = spans.reduce((place, [begin, end]) => (begin === place ? end : NaN), start);
   if (filled !== file.length) refuse("its tensors overlap or leave gaps");
-  return { tensors, notes };
+  return { tensors, notes: notes ?? {} };
 }

@@ -18,6 +18,19 @@ export function stepSeed(seed, step) {
   return (value ^ (value >> 31n)) >> 33n;
 }
 
+function parsed(bytes) {
+  let manifest;
+  try {
+    manifest = JSON.parse(new TextDecoder().decode(bytes));
+  } catch (error) {
+    throw new TrainerError(`manifest.json is no JSON, so no artifact's: ${error.message}`);
+  }
+  if (manifest?.format !== "tessera-artifact" || manifest.format_version !== 1) {
+    throw new TrainerError("manifest.json is not that of an artifact of format version 1");
+  }
+  return manifest;
+}
+
 export class Trainer {
   #ort;
   #options;
@@ -40,10 +53,7 @@ export class Trainer {
     if (id !== undefined && id !== trainer.id) {
       throw new TrainerError(`this artifact's id is ${trainer.id}, expected ${id}`);
     }
-    const manifest = JSON.parse(new TextDecoder().decode(bytes));
-    if (manifest.format !== "tessera-artifact" || manifest.format_version !== 1) {
-      throw new TrainerError("manifest.json is not that of an artifact of format version 1");
-    }
+    const manifest = parsed(bytes);
     const checked = async (name, entry) => {
       const data = await read(name);
       if (data.length !== entry.bytes || (await sha256(data)) !== entry.sha256) {
@@ -51,9 +61,10 @@ export class Trainer {
       }
       return data;
     };
-    for (const name in manifest.files) {
-      trainer.#files[name] = await checked(name, manifest.files[name]);
-    }
+    const { "initial.safetensors": initial, ...graphs } = manifest.files;
+    await Promise.all(Object.entries(graphs).map(async ([name, entry]) => {
+      trainer.#files[name] = await checked(name, entry);
+    }));
     trainer.manifest = manifest;
     trainer.seed = BigInt(seed);
     trainer.#ort = ort;
@@ -62,7 +73,7 @@ export class Trainer {
     const ours = { intraOpNumThreads: 1, interOpNumThreads: 1, logSeverityLevel: 4 };
     trainer.#options = { ...ours, ...options };
     trainer.#state = new State(manifest, trainer.id, ort.Tensor);
-    trainer.#state.put(decode(trainer.#files["initial.safetensors"]).tensors);
+    trainer.#state.put(decode(await checked("initial.safetensors", initial)).tensors);
     if (manifest.shared) { // by all rungs of a ladder, which need not have all of it
       const file = await checked(`../${manifest.shared.sha256}.safetensors`, manifest.shared);
       trainer.#state.put(decode(file).tensors, true);
@@ -149,14 +160,8 @@ export class Trainer {
   }
 
   async #session(name) {
-    if (!this.#sessions[name]) {
-      const graphs = Object.values(this.manifest.graphs).map(({ file }) => file);
-      const externalData = Object.entries(this.#files)
-        .filter(([path]) => !graphs.includes(path)).map(([path, data]) => ({ path, data }));
-      const file = this.#files[this.manifest.graphs[name].file];
-      const options = { ...this.#options, externalData };
-      this.#sessions[name] = await this.#ort.InferenceSession.create(file, options);
-    }
+    const file = this.#files[this.manifest.graphs[name].file];
+    this.#sessions[name] ??= await this.#ort.InferenceSession.create(file, this.#options);
     return this.#sessions[name];
   }
 }

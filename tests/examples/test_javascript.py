@@ -374,6 +374,9 @@ def test_files_that_are_not_the_manifests_are_refused(
     graph.write_bytes(graph.read_bytes()[:-1] + b"\0")
     state = tmp_path / "python.state"
     state.write_bytes(in_python(small, 1))
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "manifest.json").write_text("<!doctype html>")
     found = node(
         """
         const trainer = await open();
@@ -388,6 +391,7 @@ def test_files_that_are_not_the_manifests_are_refused(
         file.set(unknown, 8);
         console.log(JSON.stringify([
           await says(() => open({}, more[0])),
+          await says(() => open({}, more[3])),
           await says(() => open({ id: "0".repeat(64) })),
           await says(() => open({ id: trainer.id })),
           await says(() => trainer.load(torn)),
@@ -402,12 +406,15 @@ def test_files_that_are_not_the_manifests_are_refused(
         changed,
         state,
         MF,
+        page,
     )
     own = device_sdk.Trainer(small.folder, providers="cpu").artifact
     other = device_sdk.Trainer(MF, providers="cpu").artifact
     known = ", ".join(member.name for _, member in own.members())
+    assert found[1].startswith("manifest.json is no JSON, so no artifact's: ")
     assert found == [
         "train.onnx is not the file that manifest.json describes",
+        found[1],
         f"this artifact's id is {own.id}, expected {'0' * 64}",
         "nothing",
         "the checkpoint is damaged: its SHA-256 is not that of its contents",
@@ -417,6 +424,43 @@ def test_files_that_are_not_the_manifests_are_refused(
         "no safetensors file, or damaged: cut off inside the header",
         "no safetensors file, or damaged: cut off before the header",
     ]
+
+
+def test_any_bytes_are_a_file_or_refused(
+    node: Callable[..., Any], small: Work, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array(True)}
+    whole = safetensors.encode(arrays, {"task": "films"})
+    heads = [b"null", b"[]", b"3", b'{"a":null}', b'{"a":{"dtype":"F32","shape":3}}', b"{}"]
+    heads += [
+        b'{"a":{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}}',
+        b'{"__metadata__":null}',
+    ]
+    tried = [len(head).to_bytes(8, "little") + head for head in heads]
+    for _ in range(400):
+        changed = bytearray(whole)
+        for place in rng.integers(len(whole), size=rng.integers(1, 4)):
+            changed[place] = rng.integers(256)
+        tried.append(bytes(changed))
+    (tmp_path / "tried").write_text(json.dumps([each.hex() for each in tried]))
+    found = node(
+        """
+        const tried = JSON.parse(await readFile(folder));
+        console.log(JSON.stringify(tried.map((hex) => {
+          try {
+            return Object.fromEntries(Array.from(decode(Buffer.from(hex, "hex")).tensors,
+              ([name, { data }]) => [name, Array.from(data, String)]));
+          } catch (error) { return error.message; }
+        })));
+        """,
+        tmp_path / "tried",
+    )
+    taken = [each for each in found if isinstance(each, dict)]
+    assert taken[:3] == [{}, {}, {}]  # [], {} and no notes
+    assert len(taken) > 20
+    refused = [each for each in found if isinstance(each, str)]
+    assert all(each.startswith("no safetensors file, or damaged: ") for each in refused), refused
 
 
 def test_rows_come_from_csv_as_from_json(node: Callable[..., Any], small: Work) -> None:

@@ -74,6 +74,10 @@ examples:
         if options.settings:
             yield self.settings_table(rows.values(), options)
             return
+        if table == "levers":
+            best = {name: str(self.best(rows[name], options)) for name in outcomes}
+            yield _levers_table(outcomes, best)
+            return
         columns: dict[str, Cell[Outcome]] = {
             "mean of the classes": spread_of(lambda one: one.mean),
             f"against {BASELINE}, %": _in_percent(outcomes.get(BASELINE, {})),
@@ -94,7 +98,26 @@ examples:
 
     def finish(self, options: argparse.Namespace, found: Found[Outcome]) -> None:
         if options.picture is not None:
-            draw(options.picture, {self.tables[table]: of for table, of in found.items()})
+            shown = {table: of for table, of in found.items() if table != "levers"}
+            draw(options.picture, {self.tables[table]: of for table, of in shown.items()})
+
+
+def _levers_table(outcomes: Mapping[str, BySeed[Outcome]], rates: Mapping[str, str]) -> str:
+    """On validation samples: test samples are not for choosing among what was tried."""
+    base = outcomes.get("low rank", {})
+    chosen_by: Callable[[Outcome], float] = lambda one: one.chosen_by  # noqa: E731
+    points: Callable[[Outcome], float] = lambda one: 100 * one.chosen_by  # noqa: E731
+    columns: dict[str, Cell[Outcome]] = {
+        "mean of the classes": spread_of(chosen_by),
+        "points from low rank": against(base, points, 1),
+        **{
+            f"at {name}": spread_of(lambda one, k=place: one.validation[k], 3)  # type: ignore[misc]
+            for place, name in enumerate(_CLASSES)
+        },
+        "rate": lambda name, found: rates[name],
+        "failed": mean_of(lambda one: one.failed, ".1f"),
+    }
+    return table_of(outcomes, columns)
 
 
 def _in_percent(base: BySeed[Outcome], *, ahead: bool = False) -> Cell[Outcome]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from aggregator.methods.submodels import Slices
 from benchmarks.harness import Row
@@ -45,6 +45,10 @@ class Experiment:
         learning_rate: of the devices' SGD; of adapters Adam.
         server: rate of the server's Adam; 0 for the plain mean.
         rounds, devices, cohort, steps, batch_size: of the fleet; ``steps`` local ones a round.
+        whole: of pictures, the layers that no rung factors.
+        taught, temperature: of pictures, in smaller rungs: weight of the divergence from what the
+            full model says of the device's samples as a round begins, and how soft that is.
+        small_rate: of smaller rungs, times the learning rate.
     """
 
     seed: int
@@ -60,6 +64,10 @@ class Experiment:
     steps: int
     batch_size: int
     slices: Slices = "static"
+    whole: tuple[str, ...] = ()
+    taught: float = 0.0
+    temperature: float = 1.0
+    small_rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,57 +126,69 @@ class Tuned(Row[Experiment]):
 
 
 BASELINE = "all full"
-Line = tuple[str, str, Fleet, Kind, Slices]
-"""Name, what it shows, and what is its own of its runs."""
 
 
-def _line(name: str, shows: str, fleet: Fleet, kind: Kind, slices: Slices = "static") -> Line:
-    return name, shows, fleet, kind, slices
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Name, what it shows, and what is its own of its runs; ``rates`` where other settings are
+    tried than the table's."""
+
+    name: str
+    shows: str
+    fleet: Fleet
+    kind: Kind
+    slices: Slices = "static"
+    whole: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
 
 
 def _of_width(line: Line) -> Line:
-    return (*line[:3], "widths", line[4])
+    return replace(line, kind="widths")
 
 
-_POOLED = _line("pooled", "all samples in one place, the full model", "pooled", "widths")
+_POOLED = Line("pooled", "all samples in one place, the full model", "pooled", "widths")
 _RANKS = (
-    _line(BASELINE, "every device trains the full model", "full", "ranks"),
-    _line("low rank", "a quarter each at 1/8, 1/4, 1/2 of the rank and whole", "unequal", "ranks"),
-    _line("slices", "a quarter each at 1/8, 1/4, 1/2 of the width and whole", "unequal", "widths"),
-    _line("all smallest, low rank", "every device at 1/8 of the rank", "smallest", "ranks"),
-    _line("all smallest, slices", "every device at 1/8 of the width", "smallest", "widths"),
-    _line(
+    Line(BASELINE, "every device trains the full model", "full", "ranks"),
+    Line("low rank", "a quarter each at 1/8, 1/4, 1/2 of the rank and whole", "unequal", "ranks"),
+    Line("slices", "a quarter each at 1/8, 1/4, 1/2 of the width and whole", "unequal", "widths"),
+    Line("all smallest, low rank", "every device at 1/8 of the rank", "smallest", "ranks"),
+    Line("all smallest, slices", "every device at 1/8 of the width", "smallest", "widths"),
+    Line(
         "only the strong", "the quarter that affords all; parts serve the rest", "strong", "ranks"
     ),
-    _line("alone", "nothing exchanged: each device its own rank", "alone", "ranks"),
+    Line("alone", "nothing exchanged: each device its own rank", "alone", "ranks"),
 )
+_HYBRID = Line(
+    "low rank, convolutions whole", "linear layers factored, FedHM's hybrid", "unequal", "ranks",
+    whole=("first", "second"), rates=(0.2, 0.4),
+)  # fmt: skip
 _MOVED = (
-    _line("slices, rolling", "after FedRolex", "unequal", "widths", "rolling"),
-    _line("slices, dealt", "at random", "unequal", "widths", "dealt"),
-    _line("slices, ranked", "the strongest units, after FIARSE", "unequal", "widths", "ranked"),
-    _line("FjORD", "reimplemented, without its distillation", "fjord", "widths"),
+    Line("slices, rolling", "after FedRolex", "unequal", "widths", "rolling"),
+    Line("slices, dealt", "at random", "unequal", "widths", "dealt"),
+    Line("slices, ranked", "the strongest units, after FIARSE", "unequal", "widths", "ranked"),
+    Line("FjORD", "reimplemented, without its distillation", "fjord", "widths"),
 )
 _OWN_NETWORKS = (
-    _line("FedProto", "four networks, mean embeddings by class", "prototypes", "widths"),
-    _line("mutual learning", "four networks, soft labels of a tenth", "mutual", "widths"),
+    Line("FedProto", "four networks, mean embeddings by class", "prototypes", "widths"),
+    Line("mutual learning", "four networks, soft labels of a tenth", "mutual", "widths"),
 )
 _LINES: Mapping[Data, tuple[Line, ...]] = {
     "air": (*_RANKS, *_MOVED, _POOLED),
     "clicks": (*_RANKS, *_MOVED, _POOLED),
     "next-item": (
-        *(each if each[2] in ("unequal", "smallest") else _of_width(each) for each in _RANKS),
+        *(each if each.fleet in ("unequal", "smallest") else _of_width(each) for each in _RANKS),
         *_MOVED,
         _POOLED,
-        _line("popularity", "the most watched items, the same for all", "popular", "widths"),
+        Line("popularity", "the most watched items, the same for all", "popular", "widths"),
     ),
-    "digits": (*_RANKS, *_MOVED, *_OWN_NETWORKS, _POOLED),
-    "fashion": (*_RANKS, *_MOVED, *_OWN_NETWORKS, _POOLED),
+    "digits": (*_RANKS, _HYBRID, *_MOVED, *_OWN_NETWORKS, _POOLED),
+    "fashion": (*_RANKS, _HYBRID, *_MOVED, *_OWN_NETWORKS, _POOLED),
     "lora": (
         _of_width(_RANKS[0]),
-        _line("adapters", "a quarter each at the ranks 1, 2, 4 and 8", "unequal", "widths"),
-        _line("all smallest", "every device at rank 1", "smallest", "widths"),
+        Line("adapters", "a quarter each at the ranks 1, 2, 4 and 8", "unequal", "widths"),
+        Line("all smallest", "every device at rank 1", "smallest", "widths"),
         *map(_of_width, _RANKS[-2:]),
-        _line("frozen", "the model as it was before", "frozen", "widths"),
+        Line("frozen", "the model as it was before", "frozen", "widths"),
         _POOLED,
     ),
 }
@@ -190,23 +210,25 @@ def _table(
     alone: tuple[float, ...],
     skew: float = 1.0,
 ) -> tuple[Tuned, ...]:
-    def row(name: str, shows: str, fleet: Fleet, kind: Kind, slices: Slices) -> Tuned:
-        tried = settings
-        if fleet in ("alone", "pooled"):
+    def row(line: Line) -> Tuned:
+        tried = _plain(*line.rates) or settings
+        if line.fleet in ("alone", "pooled"):
             tried = _plain(*alone)
-        elif fleet in ("frozen", "popular"):
+        elif line.fleet in ("frozen", "popular"):
             tried = _plain(0)
-        elif fleet in ("prototypes", "mutual"):
+        elif line.fleet in ("prototypes", "mutual"):
             tried = _plain(*(each.learning_rate for each in settings))
         return Tuned(
-            name,
-            shows,
-            lambda seed: Experiment(seed, data, skew, fleet, kind, 0.0, 0.0, *shape, slices),
+            line.name,
+            line.shows,
+            lambda seed: Experiment(
+                seed, data, skew, line.fleet, line.kind, 0.0, 0.0, *shape, line.slices, line.whole
+            ),
             table,
             tried,
         )
 
-    return tuple(row(*each) for each in _LINES[data])
+    return tuple(map(row, _LINES[data]))
 
 
 TABLES: Mapping[str, str] = {
@@ -217,6 +239,7 @@ TABLES: Mapping[str, str] = {
     "fashion-0.3": "Fashion-MNIST, 100 devices, Dirichlet 0.3, CNN: accuracy",
     "fashion-0.1": "Fashion-MNIST, 100 devices, Dirichlet 0.1, CNN: accuracy",
     "lora": "Turned digits, 40 devices, LoRA on a transformer of upright ones: accuracy",
+    "levers": "V-MNIST, what was tried on low rank: accuracy on validation samples",
 }
 _AIR = _table("air", "air", (40, 12, 12, 20, 32), _plain(0.4, 0.8), (0.2, 0.4))
 _CLICKS = _table(
@@ -243,6 +266,30 @@ def _fashion(skew: float) -> tuple[Tuned, ...]:
     return _table(f"fashion-{skew}", "fashion", shape, _plain(0.1, 0.2, 0.4, 0.8), alone, skew)
 
 
+_DIGITS_BY_NAME = {row.name: row for row in _DIGITS}
+
+
+def _lever(name: str, shows: str, *rates: float, of: str = "low rank", **changes: Any) -> Tuned:
+    """A row of handwriting with something changed; at the rate that was best there, or others."""
+    row = _DIGITS_BY_NAME[of]
+    tried = _plain(*(rates or (0.4,)))
+    return Tuned(name, shows, lambda seed: replace(row.make(seed), **changes), "levers", tried)
+
+
+_LEVERS = (
+    _lever(BASELINE, "beside them", of=BASELINE),
+    _lever("low rank", "as it is in the product"),
+    _lever(_HYBRID.name, _HYBRID.shows, of=_HYBRID.name),
+    _lever("taught", "smaller rungs learn what the full model says, too", taught=1.0),
+    _lever("taught at half the rate", "likewise", taught=1.0, small_rate=0.5),
+    _lever("taught softly", "likewise, at a temperature of 3", taught=1.0, temperature=3.0),
+    _lever("smaller rungs at 0.6 of the rate", "", small_rate=0.6),
+    _lever("60 rounds of 5 steps", "half of the steps", steps=5),
+    _lever("120 rounds of 5 steps", "as many steps in all", rounds=120, steps=5),
+    _lever("30 rounds of 20 steps", "likewise", 0.2, 0.4, rounds=30, steps=20),
+    _lever("15 rounds of 40 steps", "likewise", 0.2, rounds=15, steps=40),
+)
+
 ROWS: tuple[Tuned, ...] = (
-    *_AIR, *_CLICKS, *_NEXT_ITEM, *_DIGITS, *_fashion(0.3), *_fashion(0.1), *_LORA
+    *_AIR, *_CLICKS, *_NEXT_ITEM, *_DIGITS, *_fashion(0.3), *_fashion(0.1), *_LORA, *_LEVERS
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from benchmarks.channels import HalfChannel, MutualChannel
 from benchmarks.harness import Artifacts
 from benchmarks.simulation import Simulation, device_name
 from benchmarks.submodels.experiment import SHARES, Experiment, Outcome
+from benchmarks.submodels.levers import Slowed, Teacher, untaught
 from benchmarks.submodels.ordered_dropout import OrderedDropout
 from benchmarks.submodels.own_networks import own_networks
 from benchmarks.submodels.tasks import HELD, TASKS, Dealt, Held, Samples, joined, rows_of
@@ -84,9 +85,10 @@ def execute(
     able = np.flatnonzero([rows_of(each) >= task.least for each in dealt.devices])
     if run.fleet in ("prototypes", "mutual"):
         return _exchanging(run, dealt, artifacts, classes, able, rng, progress)
+    more = _more(run)
     ladder = artifacts.path(
-        {"submodels": run.data, "kind": run.kind, "seed": run.seed, "shares": SHARES},
-        lambda folder: task.write(run.kind, run.seed, folder, dealt.others),
+        {"submodels": run.data, "kind": run.kind, "seed": run.seed, "shares": SHARES, **more},
+        lambda folder: task.write(run.kind, run.seed, folder, dealt.others, **more),
     )
     folders = rung_folders(ladder)
     rungs = [Trainer(folder, providers="cpu", seed=run.seed) for folder in folders]
@@ -111,9 +113,16 @@ def execute(
     if run.fleet == "fjord":
         draws = np.random.default_rng([run.seed, 9])
         trainers = [OrderedDropout(each, rungs[:k], draws) for k, each in enumerate(folders)]
+    if run.small_rate != 1:
+        trainers = [*(Slowed(each, run.small_rate) for each in folders[:-1]), rungs[-1]]
+    told: Sequence[Callable[[Samples], Samples]] = [dict] * len(rungs)
+    if run.taught:
+        teacher = Teacher(method, folders[-1], run.temperature)
+        told = [teacher.teaches] * (len(rungs) - 1) + [untaught]
+        dealt = replace(dealt, timed=untaught(dealt.timed))
     learners = [
         FedAvgLearner(
-            _source(dealt.devices[d]),
+            _source(dealt.devices[d], told[trained[d]]),
             trainers[trained[d]],
             device_name(d),
             np.random.default_rng([run.seed, d]),
@@ -169,8 +178,14 @@ def _best_round(
     return best
 
 
-def _source(samples: Samples) -> Callable[[], LocalData]:
-    return lambda: LocalData(dict(samples))
+def _more(run: Experiment) -> dict[str, Any]:
+    """What is its ladder's own."""
+    asked: dict[str, Any] = {"whole": run.whole} if run.whole else {}
+    return asked | ({"taught": run.taught, "temperature": run.temperature} if run.taught else {})
+
+
+def _source(samples: Samples, told: Callable[[Samples], Samples]) -> Callable[[], LocalData]:
+    return lambda: LocalData(dict(told(samples)))
 
 
 def _judged(

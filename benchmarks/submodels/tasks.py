@@ -59,10 +59,11 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Task:
-    """``write`` a ladder of a kind, by seed, into a folder, given ``Dealt.others``; ``deal`` its
-    samples to the devices; ``least``: samples of a device that takes part."""
+    """``write`` a ladder of a kind, by seed, into a folder, given ``Dealt.others``, and of pictures
+    what is its own; ``deal`` its samples to the devices; ``least``: samples of a device that takes
+    part."""
 
-    write: Callable[[Kind, int, Path, Samples], None]
+    write: Callable[..., None]
     deal: Callable[[Path, Experiment], Dealt]
     least: int
 
@@ -87,6 +88,7 @@ def _write_ladder(
     *,
     predict: Any = None,
     optimizer: export.Optimizer = export.Sgd(lr=0.1),  # noqa: B008
+    whole: Sequence[str] = (),
 ) -> None:
     """The model at the shares of ``SHARES`` of its ranks or width. All batch entries have a first
     axis of their own number of samples."""
@@ -96,6 +98,7 @@ def _write_ladder(
         batch,
         ranks=SHARES if kind == "ranks" else (),
         widths=[round(width * share) for share in SHARES] if kind == "widths" else (),
+        whole=whole,
         optimizer=optimizer,
         dynamic={name: {0: "batch"} for name in batch},
         predict=predict,
@@ -164,11 +167,40 @@ def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[s
     return functional.cross_entropy(logits, batch["label"]), {"logits": logits}
 
 
-def write_pictures(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
-    """The network at the shares of ``SHARES``."""
+SOFT = "soft"
+"""Of a sample, what another model says of each class [10]; zeros where none is asked."""
+
+
+def _taught_loss(weight: float, temperature: float) -> Callable[..., Any]:
+    """With the divergence from ``SOFT``, up to what no step moves, so many times (Hinton et al.
+    2015, Distilling the knowledge in a neural network, section 2)."""
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        own, found = _loss(model, batch)
+        says = functional.log_softmax(found["logits"] / temperature, dim=1)
+        apart = -(batch[SOFT] * says).sum(1).mean()
+        return own + weight * temperature**2 * apart, found
+
+    return loss
+
+
+def write_pictures(
+    kind: Kind,
+    seed: int,
+    folder: Path,
+    _: Samples,
+    *,
+    whole: Sequence[str] = (),
+    taught: float = 0.0,
+    temperature: float = 1.0,
+) -> None:
+    """The network at the shares of ``SHARES``; see :class:`Experiment`."""
     torch.manual_seed(seed)
     batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
-    _write_ladder(kind, Network, PICTURES_WIDTH, _loss, batch, folder)
+    loss: Callable[..., Any] = _loss
+    if taught:
+        batch[SOFT], loss = torch.full((32, 10), 0.1), _taught_loss(taught, temperature)
+    _write_ladder(kind, Network, PICTURES_WIDTH, loss, batch, folder, whole=whole)
 
 
 def _samples(of: tuple[Images, Labels], rows: NDArray[np.int64] | list[int]) -> Samples:

@@ -7,25 +7,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from aggregator.methods.fedavg import FedAvgBinding, FedAvgSettings
 from benchmarks.channels import MutualChannel
 from benchmarks.harness import Artifacts
-from benchmarks.simulation import Simulation
+from benchmarks.simulation import Simulation, device_name
 from benchmarks.submodels.__main__ import SubmodelSuite
 from benchmarks.submodels.experiment import ROWS, Experiment, Fleet, Outcome, Setting, Tuned
 from benchmarks.submodels.fleet import execute
+from benchmarks.submodels.levers import Slowed, Teacher, untaught
 from benchmarks.submodels.ordered_dropout import OrderedDropout
 from benchmarks.submodels.own_networks import own_networks
 from benchmarks.submodels.tasks import (
+    SOFT,
     Dealt,
     Samples,
     auc,
     deal_clicks,
     write_adapters,
     write_clicks,
+    write_pictures,
 )
-from device_sdk import Trainer
+from device_sdk import LocalData, Trainer
+from device_sdk.artifact import load_artifact
 from device_sdk.artifact.load import rung_folders
+from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.local_steps import predict_all
 from tests.benchmarks.made_up_movielens import made_up_movielens
 
@@ -123,6 +130,43 @@ def test_adapters_are_on_what_others_samples_taught(tmp_path: Path) -> None:
     for trainer in trainers:
         logits = predict_all(trainer, {"x": x}, "logits")
         assert (logits.argmax(1) == label).mean() > 0.9
+
+
+def test_a_smaller_rung_is_taught_what_the_full_model_says(tmp_path: Path) -> None:
+    rng, label = np.random.default_rng(0), np.arange(12) % 10
+    samples: Samples = {"x": rng.random((12, 1, 28, 28), np.float32), "label": label}
+    write_pictures("ranks", 0, tmp_path / "ladder", {}, taught=0.5, temperature=2.0)
+    folders = rung_folders(tmp_path / "ladder")
+    method = FedAvgBinding("fedavg", FedAvgSettings()).build(0, rng, [*map(load_artifact, folders)])
+
+    def adopted(trainer: Trainer) -> Trainer:
+        FedAvgLearner(lambda: LocalData({}), trainer, device_name(0), rng).adopt(method.tell())
+        return trainer
+
+    def soft(folder: Path) -> NDArray[np.float64]:
+        logits = predict_all(adopted(Trainer(folder, providers="cpu")), samples, "logits")
+        raised = np.exp(logits.astype(np.float64) / 2)
+        return np.asarray(raised / raised.sum(1, keepdims=True))
+
+    taught = Teacher(method, folders[-1], 2.0).teaches(samples)
+    np.testing.assert_allclose(taught[SOFT], soft(folders[-1]), rtol=1e-4)
+    losses, moved = [], []
+    for share, given in ((1.0, untaught(samples)), (1.0, taught), (0.5, taught)):
+        rung = adopted(Slowed(folders[0], share))
+        before = rung.parameters["head.bias"]
+        losses.append(rung.step(given, hyper={"lr": 0.1}))
+        moved.append(rung.parameters["head.bias"] - before)
+    apart = -(taught[SOFT] * np.log(soft(folders[0]))).sum(1).mean()
+    assert losses[1] - losses[0] == pytest.approx(0.5 * 4 * apart, rel=1e-4)
+    np.testing.assert_allclose(moved[2], moved[1] / 2, rtol=1e-3)
+    assert (moved[0] != moved[1]).any()
+
+
+def test_convolutions_may_stay_whole(tmp_path: Path) -> None:
+    write_pictures("ranks", 0, tmp_path / "ladder", {}, whole=("first", "second"))
+    submodel = load_artifact(rung_folders(tmp_path / "ladder")[0]).manifest.submodel
+    assert submodel is not None
+    assert {each.of for each in submodel.pieces.values()} == {"hidden.weight"}
 
 
 class Made(SubmodelSuite):

@@ -99,7 +99,8 @@ class Fleet:
     @contextmanager
     def _doing(self, action: str, **arguments: object) -> Iterator[dict[str, object]]:
         """Note it, with its outcome; what is given may be added to."""
-        said = {name: value for name, value in arguments.items() if value not in (None, {}, False)}
+        given = {name: each for name, each in arguments.items() if each is not None}
+        said = {name: each for name, each in given.items() if each is not False and each != {}}
         outcome = DONE
         try:
             yield said

@@ -78,8 +78,16 @@ class AggregatorHome:
         self.task_file = folder / "task.toml"
         self.live_file = folder / "serving.json"
         """What ``serve`` says of its broker and its store, while it runs here."""
+        self.audit_file = folder / "audit.jsonl"
+        """Who did what, when; see ``aggregator.operate.audit``."""
         self.held = False
         """Whether this process holds it: see :func:`serve_lock`."""
+
+    @classmethod
+    def found(cls, folder: Path) -> AggregatorHome:
+        """The home of a folder, with its store where it is."""
+        home = cls(folder)
+        return cls(folder, home.named_store()) if home.store_identity.exists() else home
 
     @property
     def is_made(self) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
+from aggregator.operate import lookup
+from aggregator.operate.devices import require_device_name
+from aggregator.operate.fleet import Fleet
 from aggregator.store import Store
-from aggregator.store.rows import DeviceRow, Labels, TaskRow
+from aggregator.store.rows import TaskRow
 from device_sdk.wire.publish.task_messages import require_labels
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -32,19 +34,12 @@ def add_home(parser: argparse.ArgumentParser) -> None:
 
 def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     """The home, with its store where it is."""
-    home = AggregatorHome(arguments.home)
-    return AggregatorHome(home.folder, home.named_store()) if home.store_identity.exists() else home
+    return AggregatorHome.found(arguments.home)
 
 
-@contextmanager
-def opened(arguments: argparse.Namespace) -> Iterator[tuple[AggregatorHome, Store]]:
-    """The home and its store, which is closed behind it. Raises AggregatorError."""
-    home = home_of(arguments)
-    store = home.open_store()
-    try:
-        yield home, store
-    finally:
-        store.database.close()
+def opened(arguments: argparse.Namespace) -> Fleet:
+    """The fleet, for who runs the command. Raises AggregatorError."""
+    return Fleet.open(arguments.home)
 
 
 def elsewhere(home: AggregatorHome) -> str:
@@ -66,29 +61,7 @@ def add_task(
 
 def tasks_of(store: Store, arguments: argparse.Namespace) -> list[TaskRow]:
     """The task that was named, or all of them. Raises AggregatorError where there is no such."""
-    rows = store.tasks.all()
-    found = [row for row in rows if arguments.task in (None, row.name)]
-    if not found:
-        names = ", ".join(row.name for row in rows if row.name is not None)
-        raise AggregatorError(
-            f"this home has no task {arguments.task!r}; it has {names or 'none that was served'}"
-        )
-    return found
-
-
-def task_of(store: Store, arguments: argparse.Namespace) -> TaskRow:
-    """The task that was named, which is served or was. Raises AggregatorError where there is no
-    such, or where none was named and there are several."""
-    rows = {row.name: row for row in store.tasks.all() if row.name is not None}
-    if not rows:
-        raise AggregatorError("no task has been served yet: its first version is made by serve")
-    names = ", ".join(rows)
-    if arguments.task is None and len(rows) > 1:
-        raise AggregatorError(f"this home has several tasks: name one by --task, of {names}")
-    named = next(iter(rows)) if arguments.task is None else arguments.task
-    if named not in rows:
-        raise AggregatorError(f"this home has no task {named!r}; it has {names}")
-    return rows[named]
+    return lookup.tasks_of(store, arguments.task)
 
 
 def duration_seconds(text: str) -> int:
@@ -99,34 +72,15 @@ def duration_seconds(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def device_of(store: Store, text: str) -> DeviceRow:
-    """The device of this name, or whose id begins with ``text``.
-
-    Raises AggregatorError unless it is just one.
-    """
-    wanted = text.strip()
-    rows = list(store.devices.all())
-    found = [row for row in rows if row.name == wanted]
-    found = found or [row for row in rows if row.device_id.hex().startswith(wanted.lower())]
-    if len(found) != 1 or not wanted:
-        what = "no device" if not found else f"{len(found)} devices"
-        raise AggregatorError(
-            f"{what} named {text!r}, or with an id that begins so; see tessera-aggregator devices"
-        )
-    return found[0]
-
-
 # Names and labels of devices.
-
-_MOST_NAME_BYTES = 64
 
 
 def device_name(text: str) -> str:
     """A device's name: any printable text of 1 to 64 bytes."""
-    if not 1 <= len(text.encode()) <= _MOST_NAME_BYTES or not text.isprintable():
-        raise argparse.ArgumentTypeError(
-            f"{text[:70]!r} is no name: expected 1 to {_MOST_NAME_BYTES} bytes of printable text"
-        )
+    try:
+        require_device_name(text)
+    except AggregatorError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 
@@ -154,14 +108,9 @@ def add_labels(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def labels_of(pairs: Iterable[tuple[str, str]], before: Labels) -> dict[str, str]:
-    """The labels of before with these changes. Raises AggregatorError for too many."""
-    found = {**before, **dict(pairs)}
-    try:
-        require_labels(found := {name: value for name, value in found.items() if value})
-    except ValueError as error:
-        raise AggregatorError(str(error)) from None
-    return found
+def labels_told(labels: Mapping[str, str]) -> str:
+    """Such as "line=b site=north"."""
+    return " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 # How long descriptors and delegations hold.

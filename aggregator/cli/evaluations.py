@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, opened, task_of
+from aggregator.cli.arguments import add_home, add_task, opened
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import (
     FLEET,
@@ -22,9 +22,7 @@ from aggregator.evaluation import (
     what_it_brings,
     what_serves,
 )
-from aggregator.operate.names import readable_task_of
 from aggregator.store.evaluations import EvaluatedVersion
-from aggregator.task.evaluation import metric_of
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
 
@@ -40,12 +38,6 @@ examples:
   tessera-aggregator evaluations --home fleet --parts        by capacity class, too
   tessera-aggregator evaluations --home fleet --json         with deciles and error bounds
   tessera-aggregator evaluations --home fleet --versions 100 --picture figures.png"""
-
-
-_NO_CONTROL = (
-    "whether federation brings anything is not known: with control = 0.2 under [evaluation], say, "
-    "a fifth of the devices trains a second model alone, to compare with"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,20 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    with opened(arguments) as (home, store):
-        row = task_of(store, arguments)
-        name, own = row.name or "", store.task(row.number)
-        found, task = own.evaluations.latest(arguments.versions), readable_task_of(home, store, row)
-        ranking = None if task is None else task.ranking
-        best = own.versions.best(ranking)
-        joined = sum(each.revoked_unix_seconds is None for each in store.devices.all())
-    metric = metric_of(ranking)
+    with opened(arguments) as fleet:
+        of = fleet.evaluations(arguments.task, arguments.versions)
+    found, metric, best = of.versions, of.metric, of.best
     if arguments.picture is not None and found:
         _draw(found, metric or found[0].figures[0].metric, arguments.picture)
     if arguments.json:
         listed = [_as_json(each, metric) for each in found]
-        by = None if ranking is None else ranking.metric
-        print(json.dumps({"task": name, "best": best, "best_by": by, "versions": listed}, indent=2))
+        by = None if of.ranking is None else of.ranking.metric
+        said = {"task": of.task, "best": best, "best_by": by, "versions": listed}
+        print(json.dumps(said, indent=2))
     elif found:
         lines = [
             _as_line(each, figure, best)
@@ -86,16 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.parts or figure.part == FLEET
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
-        no_control = _NO_CONTROL if task is not None and task.may_have_control else ""
-        for say, otherwise in ((what_it_brings, no_control), (what_serves, "")):
-            said = ((each.version, say(each.figures, metric)) for each in found)
-            told = (f"version {version}: {sentence}" for version, sentence in said if sentence)
+        for say, otherwise in ((what_it_brings, of.note), (what_serves, "")):
+            each_said = ((each.version, say(each.figures, metric)) for each in found)
+            told = (f"version {version}: {sentence}" for version, sentence in each_said if sentence)
             if sentence := next(told, otherwise):
                 print(f"\n{sentence}")
-    elif task is not None and task.evaluation is not None:
-        print(_none_yet(name, task.evaluation.least_devices, joined))
     else:
-        print(f"task {name} has no figures: its file has no table [evaluation] that can be read")
+        print(of.note)
     return 0
 
 
@@ -110,18 +95,6 @@ def _draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
         ) from None
     except (OSError, ValueError) as error:
         raise AggregatorError(f"--picture {path}: {error}") from None
-
-
-def _none_yet(name: str, least: int, joined: int) -> str:
-    fewer = (
-        f"; only {joined} have joined: least_devices = {joined} under [evaluation] shows figures "
-        "of as few, which say what single devices found"
-    )
-    return (
-        f"task {name}: no version has a figure yet. A round that makes the next version makes "
-        f"those of the one that it began with, where {least} devices (evaluation.least_devices) "
-        f"have evaluated it{fewer if 0 < joined < least else ''}"
-    )
 
 
 def _as_line(of: EvaluatedVersion, figure: Figure, best: int | None) -> dict[str, str]:

@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from aggregator.cli.arguments import add_home, add_task, opened, task_of
+from aggregator.cli.arguments import add_home, add_task, opened
 from aggregator.errors import AggregatorError
-from aggregator.models import Format, model_files
-from aggregator.operate.names import task_file_of
-from aggregator.task.warm_start import item_ids
+from aggregator.models import Format
 from device_sdk.system.command_line import add_out
 from device_sdk.system.files import write_atomically
 
@@ -46,19 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    with opened(arguments) as (home, store):
-        of = task_of(store, arguments)
-        task, own = task_file_of(home, store, of), store.task(of.number)
-        row = own.versions.named(arguments.version, task.ranking)
-        model = own.versions.model(row.version)
-        ids = item_ids(own, row.items)
     out: Path = arguments.out
     form: Format = arguments.format or ("onnx" if out.suffix == ".onnx" else "safetensors")
-    for part, data in model_files(form, task, row, model, ids).items():
+    with opened(arguments) as fleet:
+        found = fleet.model(arguments.version, arguments.task, form)
+    for part, data in found.files.items():
         path = out.with_name(f"{out.stem}{part}{out.suffix}") if part else out
         try:
             write_atomically(path, data)
         except OSError as error:
             raise AggregatorError(f"{path} cannot be written: {error.strerror}") from None
-        print(f"{path}: version {row.version} of task {task.name}, {len(data):,} bytes")
+        print(f"{path}: version {found.version} of task {found.task}, {len(data):,} bytes")
     return 0

@@ -8,12 +8,9 @@ import time
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, opened, task_of
-from aggregator.errors import AggregatorError
+from aggregator.cli.arguments import add_home, add_task, opened
 from aggregator.operate.health import Rollback
-from aggregator.operate.names import ranking_of
 from aggregator.store.rows import VersionRow
-from aggregator.store.versions import Versions
 from device_sdk.system.command_line import natural
 from device_sdk.system.printable import ago, printable
 
@@ -43,42 +40,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    with opened(arguments) as (home, store):
-        task = task_of(store, arguments)
-        own = store.task(task.number)
-        versions = own.versions
-        if arguments.pin is not None or arguments.unpin is not None:
-            with store.database.transaction():
-                _pin(versions, arguments)
+    with opened(arguments) as fleet:
+        if arguments.pin is not None:
+            fleet.pin(arguments.pin, arguments.task)
+            print(f"version {arguments.pin} is kept for good")
             return 0
-        rows = versions.all() if arguments.all else versions.kept()
-        ranking, rollback = ranking_of(home, store, task), Rollback.of(own)
-        best = versions.best(ranking)
+        if arguments.unpin is not None:
+            fleet.unpin(arguments.unpin, arguments.task)
+            print(f"version {arguments.unpin} goes with the others, when the next one is made")
+            return 0
+        found = fleet.versions(arguments.task, dropped=arguments.all)
+    best, ranking, rollback = found.best, found.ranking, found.rollback
     if arguments.json:
-        print(json.dumps([_as_json(row, best, rollback) for row in rows], indent=2))
+        print(json.dumps([_as_json(row, best, rollback) for row in found.versions], indent=2))
         return 0
-    if rows:
+    if found.versions:
         now, by = time.time(), {} if ranking is None else {best: f"best by {ranking.metric}"}
-        lines = [_as_line(row, now, by.get(row.version)) for row in rows]
+        lines = [_as_line(row, now, by.get(row.version)) for row in found.versions]
         print(tabulate(lines, headers="keys", tablefmt="plain"))
     else:
-        print(f"task {task.name} has no version whose model is kept")
+        print(f"task {found.task} has no version whose model is kept")
     if rollback.said:
         print(rollback.said)
     return 0
-
-
-def _pin(versions: Versions, arguments: argparse.Namespace) -> None:
-    if arguments.pin is not None:
-        row = versions.named(str(arguments.pin), None)
-        versions.pin(row.version, pinned=True)
-        print(f"version {row.version} is kept for good")
-        return
-    found = versions.find(arguments.unpin)
-    if found is None or not found.pinned:
-        raise AggregatorError(f"version {arguments.unpin} is not pinned")
-    versions.pin(found.version, pinned=False)
-    print(f"version {found.version} goes with the others, when the next one is made")
 
 
 def _as_line(row: VersionRow, now: float, best: str | None) -> dict[str, str]:

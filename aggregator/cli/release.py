@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from aggregator.cli.arguments import add_home, add_task, opened, tasks_of
-from aggregator.errors import AggregatorError
-from aggregator.rounds.machine import held, let_go
-from aggregator.store import TaskStore
+from aggregator.cli.arguments import add_home, add_task, opened
 
 DESCRIPTION = """\
 A round is held when an update that passed its check could not be absorbed (it is then in
@@ -32,26 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with opened(arguments) as (_, store):
-        chosen, several = tasks_of(store, arguments), len(store.tasks.all()) > 1
-        said = {row.name or "": _release(store.task(row.number)) for row in chosen}
-    if not any(said.values()):
-        raise AggregatorError("no round is held")
-    for name, line in said.items():
-        if line is not None:
-            print(f"{name}: {line}" if several else line)
+    with opened(arguments) as fleet:
+        released, several = fleet.release(arguments.task), len(fleet.tasks()) > 1
+    for each in released:
+        line = f"round {each.round} is published once more"
+        if each.dropped is not None:
+            line = f"round {each.round} goes on; {each.dropped} updates in quarantine were dropped"
+        print(f"{each.task}: {line}" if several else line)
     return 0
-
-
-def _release(store: TaskStore) -> str | None:
-    """What became of a task's held round; None where none is held."""
-    if held(store) is None:
-        return None
-    latest = store.rounds.latest()
-    number = latest[0].round if latest else 0
-    unpublished = store.facts.unpublished is not None
-    with store.database.transaction():
-        dropped = let_go(store)
-    if unpublished:
-        return f"round {number + 1} is published once more"
-    return f"round {number} goes on; {dropped} updates in quarantine were dropped"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import time
 
-from aggregator.cli.arguments import add_home, device_of, opened
-from aggregator.keys.registry import revoke
+from aggregator.cli.arguments import add_home, opened
 
 DESCRIPTION = """\
 Ends a device's sessions at once and refuses it from now on. The group key, which it knows, is
@@ -27,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with opened(arguments) as (_, store), store.database.transaction():
-        device = device_of(store, arguments.id)
-        done = revoke(store, device.device_id, int(time.time()))
-    print(f"{device.device_id.hex()} {'is revoked' if done else 'was revoked before'}")
+    with opened(arguments) as fleet:
+        device = fleet.revoke(arguments.id)
+    print(f"{device.device_id} {'was revoked before' if device.before else 'is revoked'}")
     return 0

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 
 from aggregator.cli.arguments import add_home, add_lives, duration_seconds, lives_of, opened
 from aggregator.errors import AggregatorError
-from aggregator.home import AggregatorHome
-from aggregator.keys.folder import Lives, rotate_keys, rotate_root
-from aggregator.store import Store
 from device_sdk.wire.seal.descriptor import SERIAL_LIMIT
 
 DESCRIPTION = """\
@@ -59,12 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what != "keys" and arguments.after is not None:
         raise AggregatorError("--after is for rotate keys: leave it out")
     lives = lives_of(arguments, arguments.grace)
-    with opened(arguments) as (home, store):
+    with opened(arguments) as fleet:
         if arguments.what == "group":
-            store.facts.rotation_due = True
+            fleet.rotate_group()
             print("the next round is published under a new group key")
+            return 0
+        if arguments.what == "root":
+            new = fleet.rotate_root(lives)
+            print(
+                "the root key is another one now (fingerprint "
+                f"{new.root_fingerprint.hex()}): keep a copy of {fleet.home.root_key}, and destroy "
+                "the copies of the old one"
+            )
         else:
-            _rotate(arguments.what, home, store, lives, arguments.after)
+            new = fleet.rotate_keys(lives, after=arguments.after or 0)
+    until = time.strftime("%Y-%m-%d", time.gmtime(new.delegation.expires_unix_seconds))
+    print(f"descriptor {new.serial} is in force; serve can renew it until {until}")
     return 0
 
 
@@ -84,17 +90,3 @@ def _refuse_lives(arguments: argparse.Namespace) -> None:
     for option, value in given.items():
         if value is not None:
             raise AggregatorError(f"{option} is for rotate keys and rotate root: leave it out")
-
-
-def _rotate(what: str, home: AggregatorHome, store: Store, lives: Lives, after: int | None) -> None:
-    now = int(time.time())
-    if what == "root":
-        new = rotate_root(home, store, now, os.urandom, lives)
-        print(
-            f"the root key is another one now (fingerprint {new.root_fingerprint.hex()}): keep a "
-            f"copy of {home.root_key}, and destroy the copies of the old one"
-        )
-    else:
-        new = rotate_keys(home, store, now, os.urandom, lives, after=after or 0)
-    until = time.strftime("%Y-%m-%d", time.gmtime(new.delegation.expires_unix_seconds))
-    print(f"descriptor {new.serial} is in force; serve can renew it until {until}")

@@ -101,8 +101,9 @@ class Enrolment:
             name=token.name,
         )
         with self.store.database.transaction():
+            if not self.store.tokens.bind(token.token_id, device.device_id):
+                raise WireError("unknown-token", "the enrolment code was withdrawn just now")
             self.store.devices.add(device)
-            self.store.tokens.bind(token.token_id, device.device_id)
         self.registry.add(device)
         _LOG.info("enrolled %s", device.device_id.hex())
 

@@ -117,6 +117,8 @@ class Devices(Table):
 
 # Enrolment codes.
 
+_UNUSED = "AND device_id IS NULL AND expires_unix > ?"
+
 
 class Tokens(Table):
     def add(
@@ -135,8 +137,13 @@ class Tokens(Table):
     def find(self, token_id: bytes) -> TokenRow | None:
         return self._find(TokenRow, "tokens", token_id=token_id)
 
-    def bind(self, token_id: bytes, device_id: bytes) -> None:
-        self._change("tokens", {"device_id": device_id}, token_id=token_id)
+    def bind(self, token_id: bytes, device_id: bytes) -> bool:
+        """A device joined with it; whether there is still such a code."""
+        return self._change("tokens", {"device_id": device_id}, token_id=token_id) > 0
+
+    def withdraw(self, token_id: bytes) -> None:
+        """Delete a code that nobody has used."""
+        self._delete("tokens", "AND device_id IS NULL", token_id=token_id)
 
     def note_stranger(self, token_id: bytes, identity: bytes) -> None:
         """Another key tried to use a code that is bound."""
@@ -151,8 +158,12 @@ class Tokens(Table):
 
     def unused(self, now_unix_seconds: int) -> int:
         """How many codes can still be used."""
-        still = "AND device_id IS NULL AND expires_unix > ?"
-        return self._count("tokens", still, now_unix_seconds)
+        return self._count("tokens", _UNUSED, now_unix_seconds)
+
+    def usable(self, now_unix_seconds: int) -> list[TokenRow]:
+        """These codes, the ones that end first before the others."""
+        tail = f"{_UNUSED} ORDER BY expires_unix, token_id"
+        return list(self._all(TokenRow, "tokens", tail, now_unix_seconds))
 
 
 # Descriptors that were issued, and group keys by epoch.

@@ -15,8 +15,8 @@ from tests.fakes.waiting import PATIENCE_SECONDS
 
 def joined(url: str, code: str, home: Path | str, **more: Any) -> Device:
     """A device that has enrolled. ``more``: for :meth:`Device.enrol`."""
-    usual = {"pace": BRISK, "link_settings": QUICK} | more
-    return Device.enrol(url, code, home, timeout_seconds=PATIENCE_SECONDS, **usual)
+    usual = {"pace": BRISK, "link_settings": QUICK, "timeout_seconds": PATIENCE_SECONDS} | more
+    return Device.enrol(url, code, home, **usual)
 
 
 def opened(home: Path | str, **more: Any) -> Device:

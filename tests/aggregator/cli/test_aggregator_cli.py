@@ -20,7 +20,7 @@ from tests.fakes.outputs import error_of, output_of
 
 COMMANDS = (
     "init", "invite", "serve", "status", "devices", "models", "model", "rollback", "revoke",
-    "rotate", "release", "restored", "evaluations", "task",
+    "rotate", "release", "restored", "evaluations", "task", "audit",
 )  # fmt: skip
 
 

@@ -1,0 +1,100 @@
+"""Who did what with a fleet, when, and what came of it: a line each in the home."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from device_sdk.system.files import flush_file
+
+_LOG = logging.getLogger(__name__)
+DONE = "done"
+"""The outcome of what was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One thing that somebody did, or tried to.
+
+    Attributes:
+        actor: who: a user of the operating system or of a console, as it was told.
+        action: such as "revoke".
+        arguments: with what, without secrets.
+        outcome: "done", or why it was not.
+    """
+
+    unix_seconds: float
+    actor: str
+    action: str
+    arguments: Mapping[str, Any]
+    outcome: str
+
+    def write(self) -> bytes:
+        """As it stands in the file: one line of JSON."""
+        return json.dumps(asdict(self), default=str).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> AuditEntry | None:
+        """The inverse of :meth:`write`; None for a line that it did not write."""
+        try:
+            found = cls(**json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        kinds: tuple[Any, ...] = ((int, float), str, str, dict, str)
+        said = (getattr(found, each.name) for each in fields(cls))
+        return found if all(map(isinstance, said, kinds)) else None
+
+
+class AuditLog:
+    """The file, which only its owner can read. Several processes may add to it at once: each line
+    is one write. A line that is damaged is passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, entry: AuditEntry) -> None:
+        """Note what was done. It stays done where it cannot be noted: that is logged."""
+        try:
+            self._append(entry.write())
+        except OSError as error:
+            _LOG.warning(
+                "%s by %s (%s) is not in %s, which cannot be written: %s",
+                *(entry.action, entry.actor, entry.outcome, self._path, error),
+            )
+
+    def newest(self, count: int) -> list[AuditEntry]:
+        """The newest entries, the newest last. Raises OSError."""
+        try:
+            with self._path.open("rb") as file:
+                entries = (AuditEntry.read(line) for line in file)
+                return list(deque(filter(None, entries), max(0, count)))
+        except FileNotFoundError:
+            return []
+
+    def _append(self, line: bytes) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line  # the last one was cut short, on a full disk
+            if (written := os.write(descriptor, line)) != len(line):
+                raise OSError(f"only {written} of {len(line)} bytes could be written")
+            flush_file(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def system_user() -> str:
+    """Whom the operating system takes this process's user for."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a user without a name, as in a container
+        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown"

@@ -1,0 +1,195 @@
+"""The devices of a fleet: who takes part and how it went on each; labelled and revoked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome
+from aggregator.operate.names import parts_of
+from aggregator.store import Store
+from aggregator.store.rows import DeviceRow, LastParticipation, TaskRow
+from aggregator.task.file import served_selector
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.report import Details, ItemCount, Report
+from device_sdk.wire.publish.task_messages import require_labels
+
+_DIGITS = 12
+_MOST_NAME_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInTask:
+    """What a device did last in one task; None for what it never told, or nobody can read.
+
+    Attributes:
+        round: its newest one, and how that ended there: ``outcome`` with its ``reason``.
+        option: the columns, rung or artifact that it picked.
+        items: how many it has recorded, and how many of these the catalogue does not know.
+        counted_unix_seconds: when an update of it was counted last.
+    """
+
+    task: str | None = None
+    round: int | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    told_unix_seconds: int | None = None
+    option: str | None = None
+    train_seconds: float | None = None
+    received_bytes: int | None = None
+    items: int | None = None
+    unknown_items: int | None = None
+    counted_unix_seconds: int | None = None
+
+    @property
+    def said(self) -> str:
+        """The outcome for people, with the reason; empty where it never said."""
+        if self.outcome is None:
+            return ""
+        said = ": ".join(filter(None, (self.outcome, self.reason)))
+        if self.items is None or not self.unknown_items:
+            return said
+        return f"{said}, {ItemCount(self.items, self.unknown_items)}"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDevice:
+    """A device of the fleet.
+
+    Attributes:
+        labels: the operator's, and below them those that it gives itself.
+        first_round: counted over all tasks, the first one that it takes part in.
+        on_two_machines_unix_seconds: when it showed last that two machines have its identity.
+        sdk: its version of Tessera, as it told last; and so ``runtime`` and ``platform``.
+        tasks: those that it is meant for, or took part in.
+    """
+
+    device_id: str
+    name: str | None
+    labels: Mapping[str, str]
+    enrolled_unix_seconds: int
+    first_round: int
+    revoked_unix_seconds: int | None
+    last_seen_unix_seconds: int | None
+    on_two_machines_unix_seconds: int | None
+    sdk: str | None
+    runtime: str | None
+    platform: str | None
+    tasks: tuple[DeviceInTask, ...]
+
+    @property
+    def short_id(self) -> str:
+        """The first digits of its id, by which commands know it."""
+        return self.device_id[:_DIGITS]
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedDevice:
+    """``before``: it was revoked already."""
+
+    device_id: str
+    before: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledDevice:
+    """A device as the operator calls it."""
+
+    device_id: str
+    name: str | None
+    labels: Mapping[str, str]
+
+
+class DeviceReader:
+    """What each device did last, in all tasks, as the store has it at one moment."""
+
+    def __init__(
+        self, home: AggregatorHome, store: Store, chosen: Collection[str | None] | None = None
+    ) -> None:
+        """``chosen``: the tasks to be told of; None: all."""
+        self._chosen = chosen
+        self._tasks = [_TaskOfDevices(home, store, row) for row in store.tasks.all()]
+        self._seen, self._clashes = store.devices.seen(), store.devices.clashes()
+
+    def read(self, row: DeviceRow) -> FleetDevice:
+        """One of them."""
+        active = row.revoked_unix_seconds is None
+        told = [
+            task.of(row.device_id)
+            for task in self._tasks
+            if (active and task.selector.admits(row.labels)) or row.device_id in task.participations
+        ]
+        known = [(part, details) for part, details in told if details is not None]
+        newest = max(known, key=lambda each: each[0].told_unix_seconds or 0, default=None)
+        details = None if newest is None else newest[1]
+        return FleetDevice(
+            row.device_id.hex(),
+            row.name,
+            {**(details.labels if details else {}), **row.labels},
+            row.enrolled_unix_seconds,
+            row.first_round,
+            row.revoked_unix_seconds,
+            self._seen.get(row.device_id),
+            self._clashes.get(row.device_id),
+            None if details is None else details.sdk,
+            None if details is None else details.runtime,
+            None if details is None else details.platform,
+            tuple(part for part, _ in told if self._chosen is None or part.task in self._chosen),
+        )
+
+
+class _TaskOfDevices:
+    def __init__(self, home: AggregatorHome, store: Store, row: TaskRow) -> None:
+        self.name = row.name
+        self.parts = parts_of(home, store, row)
+        self.selector = served_selector(row.served)
+        self.participations = store.task(row.number).participations.all()
+
+    def of(self, device_id: bytes) -> tuple[DeviceInTask, Details | None]:
+        """What it did last, and what it told of itself with that."""
+        row = self.participations.get(device_id, LastParticipation())
+        report: Report | None = None
+        if row.report is not None:
+            with suppress(WireError):  # of a version that this one cannot read
+                report = decode(Report, row.report)
+        details = None if report is None else report.details
+        items = None if details is None else details.items
+        option = "" if details is None else details.option
+        return (
+            DeviceInTask(
+                self.name,
+                row.round,
+                None if report is None else report.outcome.value,
+                None if report is None else report.reason,
+                row.told_unix_seconds,
+                option or self.parts.trained(row.width or 0) or None,
+                None if details is None else details.seconds,
+                None if details is None else details.received_bytes,
+                None if items is None else items.recorded,
+                None if items is None else items.unknown,
+                row.counted_unix_seconds,
+            ),
+            details,
+        )
+
+
+def require_device_name(text: str) -> None:
+    """Any printable text of 1 to 64 bytes. Raises AggregatorError."""
+    if not 1 <= len(text.encode()) <= _MOST_NAME_BYTES or not text.isprintable():
+        raise AggregatorError(
+            f"{text[:70]!r} is no name: expected 1 to {_MOST_NAME_BYTES} bytes of printable text"
+        )
+
+
+def changed_labels(changes: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """The labels of before with these changes; an empty value takes one away. Raises
+    AggregatorError for what is none, and for too many."""
+    found = {**before, **changes}
+    try:
+        require_labels(found := {name: value for name, value in found.items() if value})
+    except ValueError as error:
+        raise AggregatorError(str(error)) from None
+    return found

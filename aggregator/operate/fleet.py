@@ -1,0 +1,397 @@
+"""A fleet as its operator has it: all that is known of it, and all that is done with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome
+from aggregator.keys.folder import USUAL_LIVES, Lives, rotate_keys, rotate_root
+from aggregator.keys.registry import revoke
+from aggregator.models import Format
+from aggregator.operate import invitations, tasks, versions
+from aggregator.operate.audit import DONE, AuditEntry, AuditLog, system_user
+from aggregator.operate.checking import USUAL_LOOK, Checked, Looking, check_files
+from aggregator.operate.devices import (
+    DeviceReader,
+    FleetDevice,
+    LabelledDevice,
+    RevokedDevice,
+    changed_labels,
+    require_device_name,
+)
+from aggregator.operate.health import Rollback
+from aggregator.operate.invitations import UnusedCode
+from aggregator.operate.lookup import device_of, task_of, tasks_of
+from aggregator.operate.rounds import ReleasedRound, release
+from aggregator.operate.tasks import STEP_SECONDS, WAIT_SECONDS, TaskChange, TaskSummary, Waited
+from aggregator.operate.versions import FleetEvaluations, FleetVersions, ModelFiles
+from aggregator.store import Store
+from aggregator.store.rows import RoundRow, TokenRow
+from device_sdk.system.printable import in_words
+from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.keys import RandomBytes
+
+
+class Fleet:
+    """A fleet, by the folder of its aggregator, whether that serves or not: all that the commands
+    show and do. To be used in a ``with``, or closed.
+
+    Each call is a transaction of its own, and true of the moment at which it is made. Calls may
+    come from any thread, one at a time. All of them raise AggregatorError for what cannot be done,
+    in words for people. What changes something is noted in the home's audit log.
+
+    ``task`` names one; None: the only one there is. ``device``: a name, or the first digits of an
+    id. Times are in Unix seconds.
+    """
+
+    def __init__(
+        self,
+        home: AggregatorHome,
+        store: Store,
+        *,
+        actor: str,
+        clock: Callable[[], float] = time.time,
+        random_bytes: RandomBytes = os.urandom,
+    ) -> None:
+        self.home, self._store = home, store
+        self.actor = actor
+        self._clock, self._random_bytes = clock, random_bytes
+        self._audit = AuditLog(home.audit_file)
+
+    @classmethod
+    def open(
+        cls,
+        home: str | Path,
+        *,
+        actor: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Fleet:
+        """The fleet of the folder ``home``.
+
+        Args:
+            actor: who does what is done, for the audit log; None: the operating system's user.
+            clock: Unix time.
+        """
+        found = AggregatorHome.found(Path(home))
+        return cls(found, found.open_store(), actor=actor or system_user(), clock=clock)
+
+    def close(self) -> None:
+        """Let go of the store. May be called twice."""
+        self._store.database.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _doing(self, action: str, **arguments: object) -> Iterator[dict[str, object]]:
+        """Note it, with its outcome; what is given may be added to."""
+        given = {name: each for name, each in arguments.items() if each is not None}
+        said = {name: each for name, each in given.items() if each is not False and each != {}}
+        outcome = DONE
+        try:
+            yield said
+        except AggregatorError as error:
+            outcome = str(error)
+            raise
+        except BaseException as error:
+            outcome = in_words(error)
+            raise
+        finally:
+            self._audit.add(AuditEntry(self._clock(), self.actor, action, said, outcome))
+
+    def audit(self, count: int = 100) -> list[AuditEntry]:
+        """What was done last, the newest last."""
+        try:
+            return self._audit.newest(count)
+        except OSError as error:
+            raise AggregatorError(f"{self.home.audit_file} cannot be read: {error}") from None
+
+    # -- devices -----------------------------------------------------------------------------------
+
+    def devices(self, task: str | None = None) -> list[FleetDevice]:
+        """All of them, revoked ones too, in the order in which they joined: with what they did in
+        all tasks, or in this one."""
+        chosen = {row.name for row in tasks_of(self._store, task)}
+        read = DeviceReader(self.home, self._store, chosen).read
+        return [read(row) for row in self._store.devices.all()]
+
+    def device(self, device: str) -> FleetDevice:
+        """One of them."""
+        row = device_of(self._store, device)
+        return DeviceReader(self.home, self._store).read(row)
+
+    def revoke(self, device: str) -> RevokedDevice:
+        """Send a device away for good."""
+        with self._doing("revoke", device=device) as said, self._store.database.transaction():
+            row = device_of(self._store, device)
+            said["device"] = row.device_id.hex()
+            done = revoke(self._store, row.device_id, int(self._clock()))
+        return RevokedDevice(row.device_id.hex(), before=not done)
+
+    def label(
+        self, device: str, labels: Mapping[str, str] | None = None, name: str | None = None
+    ) -> LabelledDevice:
+        """Change a device's labels, of which an empty value takes one away, and its name."""
+        changes = dict(labels or {})
+        doing = self._doing("label", device=device, labels=changes, name=name)
+        with doing as said, self._store.database.transaction():
+            if name is not None:
+                require_device_name(name)
+            row = device_of(self._store, device)
+            said["device"] = row.device_id.hex()
+            found = changed_labels(changes, row.labels)
+            self._store.devices.set_labels(row.device_id, found)
+            if name is not None:
+                self._store.devices.set_name(row.device_id, name)
+        return LabelledDevice(row.device_id.hex(), row.name if name is None else name, found)
+
+    # -- enrolment codes ---------------------------------------------------------------------------
+
+    def invite(
+        self,
+        count: int = 1,
+        expires_seconds: int = invitations.DAY_SECONDS,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        replaces: str | None = None,
+        out: Path | None = None,
+    ) -> list[str]:
+        """Codes, each of which lets one device join, once. They can be had only here.
+
+        Args:
+            expires_seconds: how long they can be used.
+            name, labels: of the device that joins with it.
+            replaces: a device that is revoked in exchange, of one code.
+            out: a new file, which has them before anything else happens.
+        """
+        given = dict(labels or {})
+        doing = self._doing(
+            "invite",
+            count=count,
+            expires_seconds=expires_seconds,
+            name=name,
+            labels=given,
+            replaces=replaces,
+            out=out,
+        )
+        with doing:
+            return invitations.invite(
+                self._store,
+                int(self._clock()),
+                self._random_bytes,
+                count=count,
+                expires_seconds=expires_seconds,
+                name=name,
+                labels=given,
+                replaces=replaces,
+                out=out,
+            )
+
+    def unused_codes(self) -> list[UnusedCode]:
+        """Codes that can still be used, without their secrets."""
+        return invitations.unused_codes(self._store, int(self._clock()))
+
+    def withdraw(self, code_id: str) -> UnusedCode:
+        """Have nobody join with a code any more, by the first digits of its id."""
+        with self._doing("withdraw", code=code_id):
+            return invitations.withdraw(self._store, code_id, int(self._clock()))
+
+    def leaked_codes(self) -> list[TokenRow]:
+        """Codes that a second device tried to use."""
+        return self._store.tokens.tried_by_strangers()
+
+    # -- tasks and their rounds --------------------------------------------------------------------
+
+    def tasks(self) -> list[TaskSummary]:
+        """All that are not retired, the first one first."""
+        return [TaskSummary.read(self._store, row) for row in self._store.tasks.all()]
+
+    def rounds(self, task: str | None = None, count: int = 10) -> list[RoundRow]:
+        """A task's newest rounds, the newest first."""
+        return self._store.task(task_of(self._store, task).number).rounds.latest(count)
+
+    def refusals(self) -> dict[str, int]:
+        """How often something was refused, by the reason."""
+        return self._store.refusals.all()
+
+    def release(self, task: str | None = None) -> list[ReleasedRound]:
+        """Let held rounds go on: of all tasks, or of one."""
+        with self._doing("release", task=task):
+            chosen = tasks_of(self._store, task)
+            found = [release(self._store.task(row.number), row.name or "") for row in chosen]
+            if not any(found):
+                raise AggregatorError("no round is held")
+        return [each for each in found if each is not None]
+
+    def pause(self, task: str) -> int | None:
+        """Open no further round; the number of the one that ends as usual, if one is open."""
+        with self._doing("pause", task=task):
+            return tasks.pause(self._store, task)
+
+    def resume(self, task: str) -> None:
+        """Open rounds again."""
+        with self._doing("resume", task=task):
+            tasks.resume(self._store, task)
+
+    def add_task(
+        self,
+        name: str,
+        file: Path | None = None,
+        *,
+        text: str | None = None,
+        step_seconds: float = STEP_SECONDS,
+    ) -> TaskChange:
+        """Another task, by a task file, its text, or the home's ``tasks/NAME.toml``. Its artifacts
+        are tried first, for ``step_seconds`` a step at most: it takes a while."""
+        with self._doing("add task", task=name, file=file):
+            return tasks.add(
+                self.home,
+                self._store,
+                name,
+                self._clock(),
+                file=file,
+                text=text,
+                step_seconds=step_seconds,
+            )
+
+    def replace_task(
+        self,
+        name: str,
+        file: Path | None = None,
+        *,
+        text: str | None = None,
+        warm_start: str | None = None,
+        now: bool = False,
+        step_seconds: float = STEP_SECONDS,
+    ) -> TaskChange:
+        """A task's artifact, method or settings become those of a task file, or its text.
+
+        Args:
+            warm_start: the model that it begins with, where names and shapes fit: "latest", "best",
+                a version's number, another task's as "air@best", or a safetensors file.
+            now: give the open round up.
+        """
+        doing = self._doing("replace task", task=name, file=file, warm_start=warm_start, now=now)
+        with doing:
+            return tasks.replace_task(
+                self.home,
+                self._store,
+                name,
+                file=file,
+                text=text,
+                warm_start=warm_start,
+                now=now,
+                step_seconds=step_seconds,
+            )
+
+    def retire_task(self, name: str) -> TaskChange:
+        """End a task for good: its model and its rounds are deleted."""
+        with self._doing("retire task", task=name):
+            return tasks.retire(self._store, name)
+
+    def wait(self, asked: TaskChange, seconds: float = WAIT_SECONDS) -> Waited:
+        """Wait until ``serve`` has done it; at once, where none runs."""
+        return tasks.wait_for(self.home, self._store, asked, seconds)
+
+    def file_of(self, task: str, version: int | None = None) -> str:
+        """A task's file as it is served, or that under which a version was made, which is without
+        the fleet's tables."""
+        return tasks.shown_file(self.home, self._store, task, version)
+
+    def files_not_added(self) -> list[str]:
+        """The names of task files in the home that are no task's yet."""
+        return tasks.files_not_added(self.home, self._store)
+
+    def check(
+        self,
+        file: Path | None = None,
+        *,
+        replaces: str | None = None,
+        warm_start: str | None = None,
+        looking: Looking = USUAL_LOOK,
+    ) -> list[Checked]:
+        """What is found of a task file, of all that there are without one; nothing is changed.
+
+        Args:
+            replaces: the task that it is to take the place of.
+            warm_start: as of :meth:`replace_task`.
+        """
+        return check_files(self.home, self._store, file, replaces, warm_start, looking)
+
+    # -- versions of the model ---------------------------------------------------------------------
+
+    def versions(self, task: str | None = None, *, dropped: bool = False) -> FleetVersions:
+        """Those whose models are kept; ``dropped``: and all others that there were."""
+        row = task_of(self._store, task)
+        return FleetVersions.read(self.home, self._store, row, dropped=dropped)
+
+    def evaluations(self, task: str | None = None, count: int = 10) -> FleetEvaluations:
+        """How good the newest versions are, as devices found out."""
+        row = task_of(self._store, task)
+        return FleetEvaluations.read(self.home, self._store, row, count)
+
+    def pin(self, version: int, task: str | None = None) -> None:
+        """Keep a version's model for good."""
+        with self._doing("pin", task=task, version=version):
+            versions.pin(self._store, task_of(self._store, task), version)
+
+    def unpin(self, version: int, task: str | None = None) -> None:
+        """Keep it for as long as the others."""
+        with self._doing("unpin", task=task, version=version):
+            versions.unpin(self._store, task_of(self._store, task), version)
+
+    def rollback(self, version: int, task: str | None = None) -> TaskChange:
+        """An older version's model becomes the next version."""
+        with self._doing("rollback", task=task, version=version):
+            number = task_of(self._store, task).number
+            return tasks.go_back(self.home, self._store, number, version)
+
+    def cancel_rollback(self, task: str | None = None) -> Rollback:
+        """Leave out the one that waits for its turn: what that was."""
+        with self._doing("cancel rollback", task=task):
+            return versions.stay(self._store, task_of(self._store, task).number)
+
+    def model(
+        self, version: str = "latest", task: str | None = None, form: Format = "safetensors"
+    ) -> ModelFiles:
+        """A version's model as a file: "latest", "best" or a number."""
+        with self._doing("export model", task=task, version=version, form=form) as said:
+            found = versions.model_of(
+                self.home, self._store, task_of(self._store, task), version, form
+            )
+            said["version"] = found.version
+            return found
+
+    # -- keys --------------------------------------------------------------------------------------
+
+    def rotate_keys(self, lives: Lives = USUAL_LIVES, *, after: int = 0) -> Descriptor:
+        """New serving keys, as ``rotate keys`` makes them."""
+        with self._doing("rotate keys"):
+            now = int(self._clock())
+            return rotate_keys(self.home, self._store, now, self._random_bytes, lives, after=after)
+
+    def rotate_root(self, lives: Lives = USUAL_LIVES) -> Descriptor:
+        """A new root key, and new serving keys with it."""
+        with self._doing("rotate root"):
+            now = int(self._clock())
+            return rotate_root(self.home, self._store, now, self._random_bytes, lives)
+
+    def rotate_group(self) -> None:
+        """A new group key from the next round on."""
+        with self._doing("rotate group"):
+            self._store.facts.rotation_due = True

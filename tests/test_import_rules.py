@@ -199,7 +199,8 @@ RULES = (
         "clock evaluation home keys publish refusals rounds shared store task task_log",
         libraries="prometheus_client",
     ),
-    # What commands, and whoever else asks, are told and do: above what serves, which knows none of it.
+    # What commands, and whoever else asks, are told and do: above what serves, which knows nothing
+    # of it.
     _server(
         "operate",
         "clock evaluation home keys models publish refusals rounds serve store task",

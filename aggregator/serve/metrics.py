@@ -303,7 +303,7 @@ def answers(told: Told, token: str | None) -> WSGIApplication:
     metrics: WSGIApplication = make_wsgi_app(registry_of(told))
 
     def plain(start: StartResponse, status: HTTPStatus, lines: Iterable[str]) -> list[bytes]:
-        start(f"{status.value} {status.phrase}", _PLAIN)
+        start(f"{status.value} {status.phrase}", [*_PLAIN])
         return ["".join(f"{line}\n" for line in lines).encode()]
 
     def answer(asked: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -53,25 +53,26 @@ def rounds(store: Store, participants: list[int], *, versions: bool) -> None:
     for number, count in enumerate(participants, 1):
         opened = NOW - 600 + 10 * number
         made = number if versions else None
-        row = RoundRow(1, number, 0, opened, opened + 9, bytes(32), 2**64 - 1, 1, 2)
-        store.first.rounds.add(row)
-        store.first.rounds.close(
+        row = RoundRow(number, 1, 0, opened, opened + 9, bytes(32), 2**64 - 1, 1, 2)
+        store.first.rounds.add(
             replace(row, closed_unix_seconds=opened + 9, participants=count, next_version=made)
         )
 
 
 def code_tried_by_another(store: Store) -> None:
-    store.tokens.add(code := make_codes(store, 1, int(NOW), os.urandom)[0], int(NOW), int(NOW) + 9)
+    store.tokens.add(
+        code := make_codes(store, 1, int(NOW), os.urandom)[0], int(NOW), int(NOW) + 9, None
+    )
     store.tokens.note_stranger(code.token_id, bytes(32))
 
 
 def fails(store: Store, outcomes: list[str]) -> None:
     rounds(store, [2], versions=True)
     rows = [
-        StoredReport(1, 1, bytes([at]) * 16, outcome, "", *[None] * 9)
+        StoredReport(1, 1, bytes([at]) * 16, outcome, "", *[None] * (len(StoredReport._fields) - 5))
         for at, outcome in enumerate(outcomes)
     ]
-    store.first.reports.add([row[: len(StoredReport._fields)] for row in rows])  # type: ignore[misc]
+    store.first.reports.add(rows)
 
 
 def clash(store: Store, seconds_ago: float) -> None:
@@ -90,12 +91,14 @@ def workers(store: Store, *, coordinated: bool) -> None:
     store.workers.beat(0, connected=not coordinated)
 
 
+def clock_was_set(home: AggregatorHome, store: Store) -> LiveFile:
+    store.facts.clock_problem = "the clock was set"
+    return serves(home)
+
+
 Arrange = Callable[[AggregatorHome, Store], object]
 ARRANGED: dict[str, Arrange] = {
-    "clock": lambda home, store: [
-        serves(home),
-        store.facts.put("clock_problem", "the clock was set"),
-    ],
+    "clock": clock_was_set,
     "keys": lambda home, store: setattr(store.facts, "keys_problem", "they end"),
     "chunk-store": lambda home, store: setattr(store.facts, "mirror_problem", "no room"),
     "two-machines": lambda home, store: clash(store, 3600),

@@ -16,11 +16,12 @@ import numpy as np
 
 from aggregator.cli.arguments import add_home, elsewhere, home_of
 from aggregator.errors import AggregatorError
-from aggregator.home import serve_lock
+from aggregator.home import AggregatorHome, serve_lock
+from aggregator.operate.health import ProblemWatch
 from aggregator.serve.alone import Hooks, serve_alone
 from aggregator.serve.assembly import World
 from aggregator.serve.live import LiveView, PlainView, View
-from aggregator.serve.metrics import Snapshot, serve_metrics
+from aggregator.serve.metrics import Snapshot, Told, serve_metrics
 from aggregator.serve.service import Service
 from aggregator.task.file import Task, read_task
 from device_sdk.system.clock import awake_clock
@@ -114,7 +115,13 @@ def run(arguments: argparse.Namespace) -> int:
         if note := elsewhere(home):
             _LOG.warning("%s", note)
         world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
-        hooks = Hooks(view.round_event, view.show, _Ready(stack, task))
+        ready = _Ready(stack, home, task)
+
+        def turned(service: Service) -> None:
+            ready.turn()
+            view.show(service)
+
+        hooks = Hooks(view.round_event, turned, ready)
         if arguments.cluster is None:
             serve_alone(home, task, world, stopping.is_set, hooks)
         else:
@@ -139,20 +146,35 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_HANGS_SECONDS = 60.0
+
+
 class _Ready:
     """Called when a service has been made: with the first one, and with each that follows where the
     store was away."""
 
-    def __init__(self, stack: ExitStack, task: Task) -> None:
+    def __init__(self, stack: ExitStack, home: AggregatorHome, task: Task) -> None:
         self._stack, self._task = stack, task
         self._service: Service | None = None
+        self._problems = ProblemWatch(home)
+        self._turned_seconds = time.monotonic()
 
     def __call__(self, service: Service) -> None:
         is_first, self._service = self._service is None, service
         ease_collector()
         metrics = self._task.fleet.metrics
         if is_first and metrics.port:
-            self._stack.enter_context(serve_metrics(metrics, self._last))
+            told = Told(self._last, self._problems, self._works)
+            self._stack.enter_context(serve_metrics(metrics, told))
+
+    def turn(self) -> None:
+        """The service goes on with its work."""
+        self._turned_seconds = time.monotonic()
+
+    def _works(self) -> bool:
+        """Whether it does, or waits for its store, which no restart would bring back."""
+        hangs = time.monotonic() - self._turned_seconds > _HANGS_SECONDS
+        return not hangs or any(each.code == "store-away" for each in self._problems())
 
     def _last(self) -> Snapshot | None:
         return None if self._service is None else self._service.last_snapshot()

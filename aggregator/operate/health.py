@@ -1,15 +1,39 @@
-"""What is true of a fleet: told the same by ``status``, metrics and whoever else asks."""
+"""What is true of a fleet: found out here, and told the same by ``status``, the metrics' port and
+whoever else asks."""
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from threading import Lock
+from typing import Any
 
 from aggregator.clock import moment_of
+from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome, is_served
+from aggregator.keys.registry import Registry
+from aggregator.operate.names import called, called_all, parts_of, ranking_of, shows_clash
+from aggregator.operate.problems import FleetProblem, Severity
+from aggregator.operate.waiting import WaitingRound, known
+from aggregator.rounds.machine import held
+from aggregator.rounds.model_parts import ModelParts
+from aggregator.serve.reach import Reach, read_reach
 from aggregator.serve.successor import find_move
-from aggregator.store import Store, TaskStore
+from aggregator.store import STORE_FAILURES, Store, TaskStore
+from aggregator.store.evaluations import EvaluatedVersion
+from aggregator.store.reports import KEPT_ROUNDS, OutcomeCount, UnknownItems
+from aggregator.store.rows import DeviceRow, RoundRow, TaskRow, WorkerRow
+from aggregator.task.evaluation import metric_of
+from aggregator.task.file import served_round, served_selector
 from aggregator.task.request import ReplaceRequest
 from device_sdk.link.broker_url import BrokerWay
-from device_sdk.system.printable import printable
+from device_sdk.system.printable import ago, printable, size, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +60,396 @@ class Rollback:
         return None if self.dropped is None else printable(self.dropped)
 
 
+# A task.
+
+_SHUT_OUT_ROUNDS = 5
+"""Of which nobody was counted, though devices were selected: any that lives has come by then."""
+_NO_QUORUM_ROUNDS = 3
+_FEWEST_FAILED = 2
+
+
+class Standing(StrEnum):
+    """How a task is doing, in a word."""
+
+    NOT_SERVED = "not served yet"
+    REFUSED = "refused"
+    HELD = "held"
+    PAUSED = "paused"
+    RETIRING = "retiring"
+    WAITING = "waits for devices"
+    FINISHED = "finished"
+    STALLED = "stalled"
+    LEARNING = "learning"
+
+
+class TaskHealth:
+    """One task, as the store has it. What is not asked for is not read; ``most_rounds``: as many of
+    the last rounds are shown."""
+
+    def __init__(
+        self,
+        home: AggregatorHome,
+        store: Store,
+        row: TaskRow,
+        registry: Registry,
+        now: float,
+        most_rounds: int = 10,
+    ) -> None:
+        self.row, self.store = row, store.task(row.number)
+        self._home, self._registry, self._now = home, registry, now
+        self._most_rounds = most_rounds
+        self.selector = served_selector(row.served)
+        self.eligible = registry.eligible(self.selector.admits)
+        """Devices that it is for."""
+        self.settings = None if row.served is None else served_round(row.served)
+        self._latest = self.store.rounds.latest(max(most_rounds, _SHUT_OUT_ROUNDS + 1))
+
+    @property
+    def name(self) -> str:
+        return self.row.name or ""
+
+    @property
+    def rounds(self) -> list[RoundRow]:
+        """The last ones, newest first."""
+        return self._latest[: self._most_rounds]
+
+    @cached_property
+    def version(self) -> int:
+        """0 before the first."""
+        checkpoint = self.store.checkpoints.get("version")
+        return 0 if checkpoint is None else checkpoint.version
+
+    @cached_property
+    def evaluated(self) -> EvaluatedVersion | None:
+        """The newest version that has figures."""
+        return next(iter(self.store.evaluations.latest()), None)
+
+    @cached_property
+    def metric(self) -> str:
+        """That versions are compared by."""
+        return metric_of(ranking_of(self._home, self.store.fleet, self.row))
+
+    @cached_property
+    def rollback(self) -> Rollback:
+        return Rollback.of(self.store)
+
+    @cached_property
+    def outcomes(self) -> Sequence[OutcomeCount]:
+        """How rounds ended on devices, by round, newest first."""
+        return self.store.reports.outcomes()
+
+    @cached_property
+    def parts(self) -> ModelParts:
+        return parts_of(self._home, self.store.fleet, self.row)
+
+    @cached_property
+    def trained(self) -> dict[str, int]:
+        """Devices by the part of the model that they trained last."""
+        return self.parts.counts(self.store.participations.widths())
+
+    @cached_property
+    def counted_by_part(self) -> dict[str, float]:
+        """Of the updates that each device of a part was asked for in the last closed rounds, the
+        share that counted: rounds draw devices whatever they train. Closing early favours the
+        quick."""
+        closed = [each for each in self.rounds if not each.unfinished and each.threshold]
+        asked = [each for each in closed if each.generation == closed[0].generation]
+        rounds = sum(each.expected for each in asked) / max(1, self.eligible)
+        if not rounds:
+            return {}
+        of = asked[0].generation, asked[-1].round, asked[0].round
+        counted = self.parts.counts(self.store.log.counted_by_width(*of))
+        return {
+            part: min(1.0, counted.get(part, 0) / (devices * rounds))
+            for part, devices in self.trained.items()
+        }
+
+    @cached_property
+    def not_trained(self) -> dict[tuple[str, str], list[DeviceRow]]:
+        """On which devices the newest round ended without an update, by outcome and reason."""
+        return {
+            (each.outcome, each.reason): known(self._registry, each.device_ids)
+            for each in self.store.reports.not_trained()
+        }
+
+    @cached_property
+    def unknown_items(self) -> UnknownItems:
+        """Items that devices recorded and the catalogue does not know."""
+        return self.store.reports.unknown_items()
+
+    @property
+    def open_round(self) -> RoundRow | None:
+        row = self._latest[0] if self._latest else None
+        return row if row is not None and row.unfinished else None
+
+    @cached_property
+    def waiting(self) -> WaitingRound | None:
+        """The open round's; None for none, and for one that rests."""
+        row = self.open_round
+        if self.settings is None or row is None or not row.threshold:
+            return None
+        return WaitingRound.look(
+            self.store, row, self._registry, self.selector, self.settings, self._now
+        )
+
+    def counted(self, row: RoundRow) -> int:
+        """Updates of a round, so far where it is open."""
+        if row.participants is not None:
+            return row.participants
+        return self.store.log.counted(row.generation, row.round)
+
+    @property
+    def wait_for_devices(self) -> int | None:
+        """No round opens before there are so many; None: never served."""
+        return None if self.settings is None else self.settings.wait_for_devices
+
+    def told(self) -> list[dict[str, str]]:
+        """How the last rounds ended on devices, as they told, and on which without an update."""
+        newest: Counter[tuple[str, str]] = Counter()
+        last: Counter[tuple[str, str]] = Counter()
+        number = self.outcomes[0].round
+        for each in self.outcomes:
+            if each.round > number - KEPT_ROUNDS:
+                last[each.outcome, each.reason] += each.devices
+            if each.round == number:
+                newest[each.outcome, each.reason] += each.devices
+        return [
+            {
+                "told": printable(": ".join(filter(None, why))),
+                f"round {number}": str(newest[why]),
+                f"last {KEPT_ROUNDS} rounds": str(count),
+                "by": called_all(self.not_trained.get(why, [])),
+            }
+            for why, count in last.most_common()
+        ]
+
+    @cached_property
+    def problems(self) -> list[FleetProblem]:
+        """Those that stand now."""
+        return [FleetProblem(code, what, self.row.name) for code, what in self._problems()]
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        facts, only = self.store.facts, str(self.selector)
+        if only and not self.eligible:
+            yield "no-device-fits", f"no device has the labels {printable(only)}: no round opens"
+        if self.row.problem is not None:
+            yield "task-refused", printable(self.row.problem)
+        if facts.no_room:
+            yield "no-room", f"no round opens: {printable(facts.no_room)}"
+        if (why := held(self.store)) is not None:
+            number = self._latest[0].round if self._latest else 0
+            number += 1 if facts.unpublished is not None else 0
+            yield "round-held", f"round {number} is held: {printable(why)}"
+        if self._lacks_devices:
+            yield (
+                "too-few-devices",
+                f"no round opens before {self.wait_for_devices} devices are enrolled "
+                f"(round.wait_for_devices); there are {self.eligible}",
+            )
+        closed = [each for each in self._latest if not each.unfinished and each.expected]
+        if len(closed) >= _SHUT_OUT_ROUNDS and not any(
+            each.participants for each in closed[:_SHUT_OUT_ROUNDS]
+        ):
+            yield "shut-out", f"no device was counted in the last {_SHUT_OUT_ROUNDS} rounds"
+        elif self._lacks_quorum:
+            counted = ", ".join(str(each.participants) for each in closed[:_NO_QUORUM_ROUNDS])
+            yield (
+                "no-quorum",
+                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates, and "
+                f"round.quorum is {self.settings.quorum if self.settings else 1}",
+            )
+        if self.outcomes:
+            newest = [each for each in self.outcomes if each.round == self.outcomes[0].round]
+            told = sum(each.devices for each in newest)
+            failed = sum(each.devices for each in newest if each.outcome == "failed")
+            if failed >= max(_FEWEST_FAILED, told / 2):
+                yield (
+                    "devices-fail",
+                    f"{failed} of {told} devices failed in round {newest[0].round}",
+                )
+        if self.rollback.version is None and self.rollback.dropped is not None:
+            yield "rollback-dropped", printable(self.rollback.dropped)
+
+    @property
+    def _lacks_devices(self) -> bool:
+        """Whether no round opens because there are too few."""
+        waits = self.open_round is None and self.row.state == "active"
+        return waits and self.eligible < (self.wait_for_devices or 0)
+
+    @property
+    def _lacks_quorum(self) -> bool:
+        closed = [each for each in self._latest if not each.unfinished and each.threshold]
+        last = closed[:_NO_QUORUM_ROUNDS]
+        return len(last) == _NO_QUORUM_ROUNDS and all(each.next_version is None for each in last)
+
+    @property
+    def standing(self) -> Standing:
+        """How it is doing."""
+        codes, row = {each.code for each in self.problems}, self.open_round
+        rests = row is not None and not row.threshold
+        for is_so, standing in (
+            (self.row.state in ("retiring", "retired"), Standing.RETIRING),
+            (self.store.facts.label is None, Standing.NOT_SERVED),
+            ("round-held" in codes, Standing.HELD),
+            (
+                "no-room" in codes or (not self._latest and "task-refused" in codes),
+                Standing.REFUSED,
+            ),
+            (self.row.state == "paused", Standing.PAUSED),
+            (bool(codes & {"too-few-devices", "no-device-fits"}), Standing.WAITING),
+            (rests or self.store.facts.stopped_at is not None, Standing.FINISHED),
+            (bool(codes & {"shut-out", "no-quorum"}), Standing.STALLED),
+        ):
+            if is_so:
+                return standing
+        return Standing.LEARNING
+
+
+# The fleet.
+
+_SILENT_SECONDS = 10.0
+"""A worker says each second that it lives."""
+_LEAST_FREE_BYTES = 256 << 20
+_LEAK_SHOWN_SECONDS = 86_400
+
+
+class FleetHealth:
+    """A fleet at one moment, as its home and store have it; as long as the store is open.
+
+    ``now``: Unix seconds. ``task``: of this one alone. ``most_rounds``: of each, as many are shown.
+    """
+
+    def __init__(
+        self,
+        home: AggregatorHome,
+        store: Store,
+        now: float,
+        tasks: Iterable[TaskRow] | None = None,
+        most_rounds: int = 10,
+    ) -> None:
+        self.home, self.store, self.now = home, store, now
+        self.reach = read_reach(home.live_file)
+        self.devices = list(store.devices.all())
+        """All that ever enrolled, those revoked too."""
+        self.serves = self.reach is not None or is_served(home) or store.lease.is_held()
+        """Whether a serve runs, here or elsewhere."""
+        registry = Registry(store.devices)
+        self.tasks = [
+            TaskHealth(home, store, row, registry, now, most_rounds)
+            for row in (store.tasks.all() if tasks is None else tasks)
+        ]
+
+    @property
+    def active(self) -> int:
+        """Devices that are enrolled and not revoked."""
+        return sum(1 for row in self.devices if row.revoked_unix_seconds is None)
+
+    @cached_property
+    def workers(self) -> list[tuple[WorkerRow, str]]:
+        """Of a cluster, each with its state in words; empty where it is well."""
+        now, found = self.store.database.now(), []
+        for each in self.store.workers.all():
+            silent = now - each.heartbeat_unix_seconds
+            state = "" if each.connected else "no connection to its broker"
+            found.append(
+                (each, f"silent for {span(silent)}" if silent >= _SILENT_SECONDS else state)
+            )
+        return found
+
+    @property
+    def works_alone(self) -> bool:
+        """Whether a cluster's workers go on without a coordinator."""
+        live = any(not state.startswith("silent") for _, state in self.workers)
+        return live and self.store.lease.find() is not None and not self.store.lease.is_held()
+
+    @cached_property
+    def own_problems(self) -> list[FleetProblem]:
+        """Those of the fleet that stand now."""
+        return [FleetProblem(code, what, None, tuple(ids)) for code, what, *ids in self._problems()]
+
+    @property
+    def problems(self) -> list[FleetProblem]:
+        """The fleet's, then each task's."""
+        return self.own_problems + [each for task in self.tasks for each in task.problems]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing that the fleet is for fails to happen."""
+        return all(each.severity is not Severity.ERROR for each in self.problems)
+
+    def _problems(self) -> Iterator[tuple[Any, ...]]:
+        facts = self.store.facts
+        if self.works_alone:
+            yield "no-coordinator", "nobody coordinates the cluster's workers"
+        elif not self.serves:
+            yield "serve-stopped", "serve does not run: no round opens or closes"
+        if self.reach is not None:
+            yield from reach_problems(self.reach, self.now)
+        for worker, state in self.workers if self.serves or self.works_alone else ():
+            if state:
+                yield "worker-away", f"worker {worker.slot} of the cluster: {state}"
+        free = shutil.disk_usage(self.home.folder).free
+        if free < _LEAST_FREE_BYTES:
+            yield "disk-full", f"{size(free)} are free at {printable(str(self.home.folder))}"
+        if self.serves and facts.clock_problem:
+            yield "clock", printable(facts.clock_problem)
+        if facts.keys_problem:
+            yield "keys", printable(facts.keys_problem)
+        if facts.mirror_problem:
+            yield (
+                "chunk-store",
+                f"cluster.chunk_store cannot be written to ({printable(facts.mirror_problem)})",
+            )
+        for row, seen in self.clashes:
+            yield (
+                "two-machines",
+                f"two machines have the identity of {called(row)} (seen {ago(seen, self.now)})",
+                row.device_id,
+            )
+        for token in self.store.tokens.tried_by_strangers():
+            if self.now < token.expires_unix_seconds + _LEAK_SHOWN_SECONDS:
+                owner = next((r for r in self.devices if r.device_id == token.device_id), None)
+                yield (
+                    "code-leaked",
+                    f"the code of {'nobody' if owner is None else called(owner)} was tried "
+                    f"{token.strangers} times by another key, last by "
+                    f"{(token.last_stranger or b'').hex()[:16]}...",
+                    *(() if owner is None else (owner.device_id,)),
+                )
+
+    @cached_property
+    def clashes(self) -> list[tuple[DeviceRow, int]]:
+        """The devices that were on two machines of late, and when that showed."""
+        seen = self.store.devices.clashes()
+        return [
+            (row, last)
+            for row in (self.devices if seen else ())
+            if row.revoked_unix_seconds is None
+            and (last := seen.get(row.device_id)) is not None
+            and shows_clash(last, self.now)
+        ]
+
+
+def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
+    """What a serve that runs does not reach; for these no store is needed."""
+    if reach.store_problem:
+        since = span(max(0.0, now - reach.store_since_unix_seconds))
+        yield (
+            "store-away",
+            f"serve waits for its store for {since}: {printable(reach.store_problem)}",
+        )
+    if reach.broker and not reach.connected:
+        yield "broker-away", f"serve {printable(reach.words(now))}"
+    if reach.refused_topics:
+        topics = ", ".join(map(printable, reach.refused_topics))
+        yield "topics-refused", f"the broker refuses the subscription to {topics}"
+    if reach.broker_losses:
+        yield (
+            "broker-drops",
+            f"the broker acknowledged {reach.broker_losses} test messages and did not deliver them",
+        )
+
+
 def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
     """What an operator is told of a move, if there is one; ``named``: by the task file."""
     move = find_move(store)
@@ -55,3 +469,45 @@ def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
             "still names the broker before"
         ]
     return []
+
+
+# Asked again and again, beside a fleet that is served.
+
+_SHARE = 0.01
+_LEAST_SECONDS = 1.0
+
+
+class ProblemWatch:
+    """The problems of a home, looked for anew when that costs no more than a hundredth of the time,
+    whoever asks how often, from any thread. ``clock``: monotonic seconds; ``unix_clock``: Unix
+    seconds."""
+
+    def __init__(
+        self,
+        home: AggregatorHome,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._home, self._clock, self._unix_clock = home, clock, unix_clock
+        self._next_seconds = clock()
+        self._last: tuple[FleetProblem, ...] = ()
+        self._lock = Lock()
+
+    def __call__(self) -> tuple[FleetProblem, ...]:
+        with self._lock:
+            began = self._clock()
+            if began >= self._next_seconds:
+                self._last = self._look()
+                took = self._clock() - began
+                self._next_seconds = began + max(_LEAST_SECONDS, took / _SHARE)
+            return self._last
+
+    def _look(self) -> tuple[FleetProblem, ...]:
+        now, reach = self._unix_clock(), read_reach(self._home.live_file)
+        if reach is not None and reach.store_problem:  # it would be waited for here, too
+            return tuple(FleetProblem(*each) for each in reach_problems(reach, now))
+        try:
+            with closing((store := self._home.open_store()).database):
+                return tuple(FleetHealth(self._home, store, now, most_rounds=1).problems)
+        except (AggregatorError, *STORE_FAILURES) as error:
+            return (FleetProblem("store-away", printable(str(error))),)

@@ -117,7 +117,7 @@ class ServiceLives(ABC):
 
     def _work(self, service: Service) -> None:
         self.hooks.on_ready(service)
-        self.reach.serve(service.link)
+        self.reach.serve(service.link, service.refused_topics)
         service.link.start()
         service.run(self.stopping, lambda: self.turn(service))
 

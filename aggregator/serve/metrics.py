@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
@@ -16,6 +24,9 @@ from aggregator.rounds.model_parts import ModelParts
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
 from aggregator.task.file import MetricsSettings
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,35 +222,132 @@ def _metric(name: str, about: str, samples: float | _Samples) -> Metric:
     return metric
 
 
-class _Snapshots(Collector):
-    def __init__(self, snapshot: Callable[[], Snapshot | None]) -> None:
-        self._snapshot = snapshot
+class Problem(Protocol):
+    """Something that is wrong; see :class:`~aggregator.operate.problems.FleetProblem`."""
+
+    @property
+    def code(self) -> str: ...
+    @property
+    def severity(self) -> str: ...
+    @property
+    def task(self) -> str | None: ...
+    @property
+    def sentence(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the port tells, whenever it is asked. All are called from its threads.
+
+    Attributes:
+        snapshot: of the last second; None: there is none yet.
+        problems: that stand.
+        works: whether the process goes on with its work.
+    """
+
+    snapshot: Callable[[], Snapshot | None]
+    problems: Callable[[], Sequence[Problem]] = tuple
+    works: Callable[[], bool] = lambda: True
+
+
+class _Collected(Collector):
+    def __init__(self, told: Told) -> None:
+        self._told = told
 
     def collect(self) -> Iterator[Metric]:
-        seen = self._snapshot()
-        return iter(()) if seen is None else metrics_of(seen)
+        seen = self._told.snapshot()
+        if seen is not None:
+            yield from metrics_of(seen)
+        standing = Counter((each.code, each.severity, each.task) for each in self._told.problems())
+        yield _metric(
+            "problem",
+            "Problems that stand, by code, as status has them",
+            [
+                ({"code": code, "severity": severity, "task": task or ""}, count)
+                for (code, severity, task), count in standing.items()
+            ],
+        )
 
 
-def registry_of(snapshot: Callable[[], Snapshot | None]) -> CollectorRegistry:
-    """Asks for a snapshot at each scrape; without one there are no metrics yet."""
+def registry_of(told: Told) -> CollectorRegistry:
+    """Asks what there is to tell at each scrape; before there is a snapshot, only for problems."""
     registry = CollectorRegistry()
-    registry.register(_Snapshots(snapshot))
+    registry.register(_Collected(told))
     return registry
 
 
+# The port: /metrics for Prometheus, /healthz and /readyz for whoever restarts and routes.
+
+_PATIENCE_SECONDS = 10.0
+"""How long one who asks may take over each part of his question, or to read the answer."""
+_PLAIN = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]
+
+
+class _Port(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Port6(_Port):
+    address_family = socket.AF_INET6
+
+
+class _Asked(WSGIRequestHandler):
+    timeout = _PATIENCE_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: anybody may ask."""
+
+
+def answers(told: Told, token: str | None) -> WSGIApplication:
+    """The port's application. ``token``: without it nobody is told; None: anybody is."""
+    metrics: WSGIApplication = make_wsgi_app(registry_of(told))
+
+    def plain(start: StartResponse, status: HTTPStatus, lines: Iterable[str]) -> list[bytes]:
+        start(f"{status.value} {status.phrase}", [*_PLAIN])
+        return ["".join(f"{line}\n" for line in lines).encode()]
+
+    def answer(asked: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = asked.get("PATH_INFO", "")
+        if path == "/healthz":  # says nothing of the fleet: probes need no token for it
+            if told.works():
+                return plain(start, HTTPStatus.OK, ["works"])
+            return plain(start, HTTPStatus.SERVICE_UNAVAILABLE, ["does not come to its work"])
+        given = asked.get("HTTP_AUTHORIZATION", "").encode("latin-1")
+        if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            return plain(
+                start,
+                HTTPStatus.UNAUTHORIZED,
+                ["Authorization: Bearer TOKEN, of metrics.token_file"],
+            )
+        if path == "/readyz":
+            errors = [each for each in told.problems() if each.severity == "error"]
+            if not errors and told.snapshot() is not None:
+                return plain(start, HTTPStatus.OK, ["ready"])
+            lines = [f"{each.code}: {each.sentence}" for each in errors] or ["not yet"]
+            return plain(start, HTTPStatus.SERVICE_UNAVAILABLE, lines)
+        if path in ("/metrics", "/"):
+            return metrics(asked, start)
+        return plain(start, HTTPStatus.NOT_FOUND, ["there are /metrics, /readyz and /healthz"])
+
+    return answer
+
+
 @contextmanager
-def serve_metrics(
-    settings: MetricsSettings, snapshot: Callable[[], Snapshot | None]
-) -> Iterator[int]:
-    """Serve ``GET /metrics``; the port. Raises AggregatorError when it is taken, and for an address
-    that is none of this machine's."""
+def serve_metrics(settings: MetricsSettings, told: Told) -> Iterator[int]:
+    """Serve ``GET /metrics``, ``/readyz`` and ``/healthz``; the port. Raises AggregatorError when
+    it is taken, for an address that is none of this machine's, and for a token that cannot be
+    read."""
+    token = settings.token()
+    kind = _Port6 if ":" in settings.address else _Port
     try:
-        server, thread = start_http_server(settings.port, settings.address, registry_of(snapshot))
+        server = make_server(settings.address, settings.port, answers(told, token), kind, _Asked)
     except OSError as error:
         raise AggregatorError(
             f"metrics.port {settings.port} at metrics.address {settings.address} cannot be used: "
             f"{error}"
         ) from None
+    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     try:
         yield server.server_port
     finally:

@@ -29,6 +29,8 @@ class Reach:
         store_problem, store_since_unix_seconds: why the store is waited for, and since when; empty
             where it answers.
         process: the process's number.
+        refused_topics: topic filters that the broker refuses at present.
+        broker_losses: messages to ourselves that the broker acknowledged and did not deliver.
     """
 
     broker: str = ""
@@ -38,6 +40,8 @@ class Reach:
     store_problem: str = ""
     store_since_unix_seconds: int = 0
     process: int = 0
+    refused_topics: tuple[str, ...] = ()
+    broker_losses: int = 0
 
     def words(self, now_unix_seconds: float) -> str:
         """One line for people."""
@@ -64,6 +68,8 @@ class HasBroker(Protocol):
     def connected(self) -> bool: ...
     @property
     def problem(self) -> str: ...
+    @property
+    def lost(self) -> int: ...
 
 
 class Reaching:
@@ -83,11 +89,12 @@ class Reaching:
         self._sleep, self._stopping = sleep, stopping
         self._said = Reach()
         self._link: HasBroker | None = None
+        self._refused: Callable[[], tuple[str, ...]] = tuple
         self._file.tell(asdict(self._said))
 
-    def serve(self, link: HasBroker | None) -> None:
-        """These are the connections from now on."""
-        self._link = link
+    def serve(self, link: HasBroker | None, refused: Callable[[], tuple[str, ...]] = tuple) -> None:
+        """These are the connections from now on, and the topic filters that they are refused."""
+        self._link, self._refused = link, refused
 
     def look(self) -> None:
         """To be called often, after the store has answered."""
@@ -135,6 +142,8 @@ class Reaching:
                 connected=connected,
                 broker_since_unix_seconds=since,
                 broker_problem="" if connected else link.problem,
+                refused_topics=self._refused(),
+                broker_losses=link.lost,
             )
         if said != self._said:
             self._said = said
@@ -145,6 +154,7 @@ def read_reach(path: Path) -> Reach | None:
     """What a serve that runs on the file's home says; None where none does."""
     try:
         values = json.loads(read_live_file(path))
-        return Reach(**{each.name: values[each.name] for each in fields(Reach)})
+        said = Reach(**{each.name: values[each.name] for each in fields(Reach)})
+        return replace(said, refused_topics=tuple(said.refused_topics))
     except (ValueError, KeyError, TypeError):
         return None

@@ -263,6 +263,10 @@ class Service:
         """To the broker."""
         return self._parts.link
 
+    def refused_topics(self) -> tuple[str, ...]:
+        """The topic filters that the broker refuses at present."""
+        return self._listening.refused
+
     def snapshot(self) -> Snapshot:
         parts = self._parts
         seen = Snapshot(

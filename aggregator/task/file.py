@@ -298,11 +298,28 @@ class MetricsSettings:
 
     Attributes:
         port: for Prometheus; 0: none.
-        address: of this machine, on which it is asked; nobody is asked who he is.
+        address: of this machine, on which it is asked.
+        token_file: only who says what is in it is told, but for /healthz: "Authorization: Bearer
+            TOKEN". Without one nobody is asked who he is.
     """
 
     port: Annotated[int, Within(0, 65_535)] = 0
     address: str = "127.0.0.1"
+    token_file: str | None = None
+
+    def token(self) -> str | None:
+        """What is in the file; None without one. Raises AggregatorError."""
+        if self.token_file is None:
+            return None
+        try:
+            token = Path(self.token_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise AggregatorError(
+                f"metrics.token_file {self.token_file} cannot be read: {error}"
+            ) from None
+        if not token.isprintable() or not token:
+            raise AggregatorError(f"metrics.token_file {self.token_file} holds no token: one line")
+        return token
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,12 +435,16 @@ def task_of(
 
 
 def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
-    broker = _broker(root.table("broker"), folder)
+    broker, metrics = (
+        _broker(root.table("broker"), folder),
+        root.table("metrics").read(MetricsSettings),
+    )
+    token_file = metrics.token_file
     return SharedSettings(
         broker=broker,
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
-        metrics=root.table("metrics").read(MetricsSettings),
+        metrics=replace(metrics, token_file=token_file and str(folder / token_file)),
         cluster=read_cluster(root.table("cluster"), broker.way.url),
     )
 

@@ -44,6 +44,7 @@ _EXAMPLES: dict[str, object] = {
     "broker.ca_file": "ca.pem",
     "broker.certificate_file": "client.pem",
     "broker.key_file": "client.key",
+    "metrics.token_file": "metrics-token",
     "cluster.store": "postgresql://tessera@store.example/tessera",
 }
 _ONLY = """\

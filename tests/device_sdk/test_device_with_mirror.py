@@ -54,7 +54,8 @@ def problem(home: AggregatorHome, capsys: pytest.CaptureFixture[str]) -> str:
     """With the chunk store, as ``status`` says."""
     capsys.readouterr()
     assert command(home, "status", "--json") == 0
-    return json.loads(capsys.readouterr().out)["chunk_store_problem"] or ""
+    found = json.loads(capsys.readouterr().out)["problems"]
+    return " ".join(each["what"] for each in found if each["code"] == "chunk-store")
 
 
 def started(home: AggregatorHome, url: str, folder: Path) -> Device:

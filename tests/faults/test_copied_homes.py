@@ -49,11 +49,12 @@ def test_two_machines_with_one_identity_are_named_on_both_ends(
             for each in (first, second):
                 wait_until(lambda each=each: CLASH in each.status().problem)
             assert "on two machines" in output_of(capsys, home, "devices")
-            assert "problem      two machines have the identity of" in output_of(
+            assert "warning      two machines have the identity of" in output_of(
                 capsys, home, "status"
             )
             told = json.loads(output_of(capsys, home, "status", "--json"))
-            assert told["on_two_machines"] == [first.device_id]
+            clashes = [each for each in told["problems"] if each["code"] == "two-machines"]
+            assert [each["device_ids"] for each in clashes] == [[first.device_id]]
             counted = first.status().receipted_round or 0
             wait_until(
                 lambda: (

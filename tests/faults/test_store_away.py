@@ -90,7 +90,7 @@ def test_serve_waits_for_its_store_whatever_it_was_doing_and_says_so(
         device.stop()
         assert serve.stop() == 0
     assert "the store is there again, after" in serve.log.read_text()
-    assert "serve        does not run" in said()
+    assert "problem      serve does not run" in said()
     name = url.rpartition("/")[2]
     ((counted,),) = postgres.run("SELECT count(*) FROM verdicts WHERE reason IS NULL", name)
     ((closed, waiting),) = postgres.run(

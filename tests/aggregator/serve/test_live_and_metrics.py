@@ -20,7 +20,7 @@ from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.serve.live import describe, render
-from aggregator.serve.metrics import Snapshot, TaskSnapshot, registry_of, serve_metrics
+from aggregator.serve.metrics import Snapshot, TaskSnapshot, Told, registry_of, serve_metrics
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
 from aggregator.task.file import MetricsSettings
@@ -78,7 +78,7 @@ def shown(seen: Snapshot) -> str:
 
 def scraped(seen: Snapshot) -> dict[str, float]:
     """What Prometheus reads, by name and labels in the order of theirs."""
-    return samples_in(generate_latest(registry_of(lambda: seen)).decode())
+    return samples_in(generate_latest(registry_of(Told(lambda: seen))).decode())
 
 
 def samples_in(text: str) -> dict[str, float]:
@@ -148,7 +148,7 @@ def test_events_in_words() -> None:
 
 def test_metrics_are_served_on_the_loopback_interface() -> None:
     latest: list[Snapshot | None] = [None]
-    with serve_metrics(MetricsSettings(), lambda: latest[0]) as port:
+    with serve_metrics(MetricsSettings(), Told(lambda: latest[0])) as port:
 
         def scrape() -> dict[str, float]:
             url = f"http://127.0.0.1:{port}/metrics"
@@ -161,7 +161,7 @@ def test_metrics_are_served_on_the_loopback_interface() -> None:
         samples = scrape()
         with (
             pytest.raises(AggregatorError, match=r"metrics\.port"),
-            serve_metrics(MetricsSettings(port), lambda: SEEN),
+            serve_metrics(MetricsSettings(port), Told(lambda: SEEN)),
         ):
             pass
     assert samples == scraped(SEEN)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.serve.metrics import registry_of
+from aggregator.serve.metrics import Told, registry_of
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink
@@ -30,7 +30,7 @@ def refused(served: Serving) -> tuple[str, ...]:
 
 
 def metric(served: Serving) -> float | None:
-    registry = registry_of(served.service.last_snapshot)
+    registry = registry_of(Told(served.service.last_snapshot))
     return registry.get_sample_value("tessera_subscriptions_refused")
 
 

@@ -61,6 +61,7 @@ LEFT_OUT = {
     "broker.ca_file",
     "broker.certificate_file",
     "broker.key_file",
+    "metrics.token_file",
 }
 
 

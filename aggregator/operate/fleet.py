@@ -25,7 +25,7 @@ from aggregator.operate.devices import (
     changed_labels,
     require_device_name,
 )
-from aggregator.operate.health import Rollback
+from aggregator.operate.health import FleetHealth, Rollback
 from aggregator.operate.invitations import UnusedCode
 from aggregator.operate.lookup import device_of, task_of, tasks_of
 from aggregator.operate.rounds import ReleasedRound, release
@@ -224,6 +224,12 @@ class Fleet:
     def rounds(self, task: str | None = None, count: int = 10) -> list[RoundRow]:
         """A task's newest rounds, the newest first."""
         return self._store.task(task_of(self._store, task).number).rounds.latest(count)
+
+    def health(self, task: str | None = None, rounds: int = 10) -> FleetHealth:
+        """How the fleet does now, and what is wrong with it, or with one task; read as it is asked,
+        until this fleet is closed. ``rounds``: as many of each task's last ones."""
+        chosen = tasks_of(self._store, task)
+        return FleetHealth(self._home, self._store, self._clock(), chosen, rounds)
 
     def refusals(self) -> dict[str, int]:
         """How often something was refused, by the reason."""

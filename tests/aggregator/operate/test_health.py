@@ -30,6 +30,7 @@ from tests.brokers.fixtures import MakeMosquitto
 from tests.fakes.homes import ServeProcess, command, make_home
 from tests.fakes.outputs import output_of
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.vectors.generate_problem_table import PAGE, page
 
 NOW = 1_800_000_000.0
 
@@ -162,6 +163,12 @@ def test_a_problem_shows_with_what_to_do(
     for each in told:
         assert f"{each['what'][:30]}" in shown
     del kept
+
+
+def test_the_page_has_each_kind() -> None:
+    """Else: PYTHONPATH=. python tests/vectors/generate_problem_table.py."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text)
 
 
 def test_what_is_over_is_not_told(tmp_path: Path) -> None:

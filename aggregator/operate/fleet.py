@@ -229,7 +229,7 @@ class Fleet:
         """How the fleet does now, and what is wrong with it, or with one task; read as it is asked,
         until this fleet is closed. ``rounds``: as many of each task's last ones."""
         chosen = tasks_of(self._store, task)
-        return FleetHealth(self._home, self._store, self._clock(), chosen, rounds)
+        return FleetHealth(self.home, self._store, self._clock(), chosen, rounds)
 
     def refusals(self) -> dict[str, int]:
         """How often something was refused, by the reason."""

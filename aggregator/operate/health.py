@@ -68,7 +68,7 @@ _NO_QUORUM_ROUNDS = 3
 _FEWEST_FAILED = 2
 
 
-class Standing(StrEnum):
+class TaskStanding(StrEnum):
     """How a task is doing, in a word."""
 
     NOT_SERVED = "not served yet"
@@ -283,26 +283,26 @@ class TaskHealth:
         return len(last) == _NO_QUORUM_ROUNDS and all(each.next_version is None for each in last)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> TaskStanding:
         """How it is doing."""
         codes, row = {each.code for each in self.problems}, self.open_round
         rests = row is not None and not row.threshold
         for is_so, standing in (
-            (self.row.state in ("retiring", "retired"), Standing.RETIRING),
-            (self.store.facts.label is None, Standing.NOT_SERVED),
-            ("round-held" in codes, Standing.HELD),
+            (self.row.state in ("retiring", "retired"), TaskStanding.RETIRING),
+            (self.store.facts.label is None, TaskStanding.NOT_SERVED),
+            ("round-held" in codes, TaskStanding.HELD),
             (
                 "no-room" in codes or (not self._latest and "task-refused" in codes),
-                Standing.REFUSED,
+                TaskStanding.REFUSED,
             ),
-            (self.row.state == "paused", Standing.PAUSED),
-            (bool(codes & {"too-few-devices", "no-device-fits"}), Standing.WAITING),
-            (rests or self.store.facts.stopped_at is not None, Standing.FINISHED),
-            (bool(codes & {"shut-out", "no-quorum"}), Standing.STALLED),
+            (self.row.state == "paused", TaskStanding.PAUSED),
+            (bool(codes & {"too-few-devices", "no-device-fits"}), TaskStanding.WAITING),
+            (rests or self.store.facts.stopped_at is not None, TaskStanding.FINISHED),
+            (bool(codes & {"shut-out", "no-quorum"}), TaskStanding.STALLED),
         ):
             if is_so:
                 return standing
-        return Standing.LEARNING
+        return TaskStanding.LEARNING
 
 
 # The fleet.

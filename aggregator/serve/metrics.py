@@ -222,7 +222,7 @@ def _metric(name: str, about: str, samples: float | _Samples) -> Metric:
     return metric
 
 
-class Problem(Protocol):
+class ToldProblem(Protocol):
     """Something that is wrong; see :class:`~aggregator.operate.problems.FleetProblem`."""
 
     @property
@@ -246,7 +246,7 @@ class Told:
     """
 
     snapshot: Callable[[], Snapshot | None]
-    problems: Callable[[], Sequence[Problem]] = tuple
+    problems: Callable[[], Sequence[ToldProblem]] = tuple
     works: Callable[[], bool] = lambda: True
 
 

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from aggregator import Fleet
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import make_codes
-from aggregator.operate.health import FleetHealth, ProblemWatch, Standing
+from aggregator.operate.health import FleetHealth, ProblemWatch, TaskStanding
 from aggregator.operate.problems import KINDS, FleetProblem
 from aggregator.serve.metrics import Told, serve_metrics
 from aggregator.serve.reach import Reach
@@ -165,6 +166,14 @@ def test_a_problem_shows_with_what_to_do(
     del kept
 
 
+def test_a_fleet_tells_of_its_health(tmp_path: Path) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    with Fleet.open(home.folder, clock=lambda: NOW) as fleet:
+        health = fleet.health()
+        assert [each.code for each in health.problems] == ["serve-stopped"]
+        assert not health.is_ready and health.tasks[0].version == 0
+
+
 def test_the_page_has_each_kind() -> None:
     """Else: PYTHONPATH=. python tests/vectors/generate_problem_table.py."""
     text = PAGE.read_text(encoding="utf-8")
@@ -194,25 +203,25 @@ def test_standings(tmp_path: Path) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     store = home.open_store()
 
-    def standing() -> Standing:
+    def standing() -> TaskStanding:
         (task,) = FleetHealth(home, store, NOW).tasks
         return task.standing
 
-    assert standing() is Standing.NOT_SERVED
+    assert standing() is TaskStanding.NOT_SERVED
     with store.database.transaction():
         store.first.facts.label = "default scatter"
         rounds(store, [2, 2, 2], versions=True)
-    assert standing() is Standing.WAITING
+    assert standing() is TaskStanding.WAITING
     with store.database.transaction():
         for at in (1, 2):
             store.devices.add(device(at))
-    assert standing() is Standing.LEARNING
+    assert standing() is TaskStanding.LEARNING
     with store.database.transaction():
         store.tasks.change(1, state="paused")
-    assert standing() is Standing.PAUSED
+    assert standing() is TaskStanding.PAUSED
     with store.database.transaction():
         store.first.facts.unpublished = "no artifact"
-    assert standing() is Standing.HELD
+    assert standing() is TaskStanding.HELD
     store.database.close()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.cli.status import WaitingRound
 from aggregator.keys.registry import Registry
+from aggregator.operate.waiting import WaitingRound
 from aggregator.store.rows import RoundRow
 from aggregator.task.file import Selector
 from device_sdk.wire.publish.receipts import RecordType

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.operate.names import parts_of
+from aggregator.operate.names import ID_DIGITS, parts_of
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, LastParticipation, TaskRow
 from aggregator.task.file import served_selector
@@ -17,7 +17,6 @@ from device_sdk.wire.codec.message import decode
 from device_sdk.wire.publish.report import Details, ItemCount, Report
 from device_sdk.wire.publish.task_messages import require_labels
 
-_DIGITS = 12
 _MOST_NAME_BYTES = 64
 
 
@@ -83,7 +82,7 @@ class FleetDevice:
     @property
     def short_id(self) -> str:
         """The first digits of its id, by which commands know it."""
-        return self.device_id[:_DIGITS]
+        return self.device_id[:ID_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)

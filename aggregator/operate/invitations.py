@@ -14,13 +14,12 @@ from aggregator.keys.folder import current_descriptor
 from aggregator.keys.registry import revoke
 from aggregator.operate.devices import changed_labels, require_device_name
 from aggregator.operate.lookup import device_of
-from aggregator.operate.names import called
+from aggregator.operate.names import ID_DIGITS, called
 from aggregator.store import Store
 from aggregator.store.rows import TokenRow
 from device_sdk.system.files import flush_file, flush_folder
 from device_sdk.wire.seal.keys import RandomBytes
 
-_DIGITS = 12
 DAY_SECONDS = 86_400
 
 
@@ -44,7 +43,7 @@ class UnusedCode:
     def of(cls, row: TokenRow) -> UnusedCode:
         """Of its row."""
         replaces = None if row.replaces is None else row.replaces.hex()
-        code_id = row.token_id.hex()[:_DIGITS]
+        code_id = row.token_id.hex()[:ID_DIGITS]
         return cls(code_id, row.name, dict(row.labels), row.expires_unix_seconds, replaces)
 
 

@@ -17,13 +17,14 @@ from device_sdk.artifact.load import read_manifest
 from device_sdk.system.printable import printable
 
 _CLASH_SHOWN_SECONDS = 86_400
-_DIGITS = 12
+ID_DIGITS = 12
+"""So many of an id name a device, or a code."""
 _MOST_NAMED = 8
 
 
 def short_id(row: DeviceRow) -> str:
     """The first digits of a device's id, by which commands know it."""
-    return row.device_id.hex()[:_DIGITS]
+    return row.device_id.hex()[:ID_DIGITS]
 
 
 def called(row: DeviceRow) -> str:

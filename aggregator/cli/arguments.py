@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
 
 def opened(arguments: argparse.Namespace) -> Fleet:
     """The fleet, for who runs the command. Raises AggregatorError."""
-    return Fleet.open(arguments.home)
+    return Fleet.open(arguments.home, clock=time.time)
 
 
 def elsewhere(home: AggregatorHome) -> str:

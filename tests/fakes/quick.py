@@ -13,10 +13,16 @@ from tests.fakes.brisk import BRISK
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 
-def joined(url: str, code: str, home: Path | str, **more: Any) -> Device:
+def joined(
+    url: str,
+    code: str,
+    home: Path | str,
+    timeout_seconds: float = PATIENCE_SECONDS,
+    **more: Any,
+) -> Device:
     """A device that has enrolled. ``more``: for :meth:`Device.enrol`."""
-    usual = {"pace": BRISK, "link_settings": QUICK, "timeout_seconds": PATIENCE_SECONDS} | more
-    return Device.enrol(url, code, home, **usual)
+    usual = {"pace": BRISK, "link_settings": QUICK} | more
+    return Device.enrol(url, code, home, timeout_seconds=timeout_seconds, **usual)
 
 
 def opened(home: Path | str, **more: Any) -> Device:

@@ -19,11 +19,11 @@ from aggregator.evaluation import Figure
 from aggregator.operate.problems import FleetProblem
 from aggregator.serve.metrics import Snapshot, TaskSnapshot, Told, registry_of
 from aggregator.store.evaluations import EvaluatedVersion
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "tessera.json"
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
-_BOUND_SECONDS = 300
 _ADDED_BY_PROMETHEUS = {"job", "instance"}
 
 
@@ -34,7 +34,9 @@ def why_not() -> str | None:
     if program is None:
         return "promtool is not installed (apt-get install prometheus)"
     try:
-        subprocess.run([program, "--version"], capture_output=True, timeout=60, check=True)
+        subprocess.run(
+            [program, "--version"], capture_output=True, timeout=PATIENCE_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return f"promtool does not work here: {error}"
     return None
@@ -45,7 +47,7 @@ def promtool(*arguments: str) -> str:
     if reason := why_not():
         pytest.skip(reason)
     done = subprocess.run(
-        ["promtool", *arguments], capture_output=True, text=True, timeout=_BOUND_SECONDS
+        ["promtool", *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -68,8 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is not None:
         raise AggregatorError("--name goes with label ID")
     with opened(arguments) as fleet:
-        devices, leaked = fleet.devices(arguments.task), fleet.leaked_codes()
-        several = len(fleet.tasks()) > 1
+        devices, problems = fleet.devices(arguments.task), fleet.health().own_problems
     seen = [each for each in devices if dict(arguments.label).items() <= each.labels.items()]
     if arguments.task is not None:
         seen = [each for each in seen if each.tasks]
@@ -78,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if seen:
         now = time.time()
+        told_of = {part.task for each in seen for part in each.tasks}
+        several = len(told_of) > 1 or arguments.task is not None
         lines = [line for each in seen for line in _lines(each, now, several)]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
     elif not devices:
@@ -86,13 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         print("no device has these labels: tessera-aggregator devices lists all")
     else:
         print(f"task {arguments.task} is for none of the devices: see [task] only in its file")
-    for token in leaked:
-        owner = "nobody" if token.device_id is None else token.device_id.hex()
-        stranger = (token.last_stranger or b"").hex()[:16]
-        print(
-            f"warning: the code of {owner} was tried {token.strangers} times by another key, last "
-            f"by {stranger}...: it leaked or went to two devices"
-        )
+    for problem in problems:
+        if problem.code == "code-leaked":
+            print(f"{problem.severity}: {problem.sentence}")
     return 0
 
 

@@ -32,7 +32,7 @@ from aggregator.operate.rounds import ReleasedRound, release
 from aggregator.operate.tasks import STEP_SECONDS, WAIT_SECONDS, TaskChange, TaskSummary, Waited
 from aggregator.operate.versions import FleetEvaluations, FleetVersions, ModelFiles
 from aggregator.store import Store
-from aggregator.store.rows import RoundRow, TokenRow
+from aggregator.store.rows import RoundRow
 from device_sdk.system.printable import in_words
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.keys import RandomBytes
@@ -210,10 +210,6 @@ class Fleet:
         """Have nobody join with a code any more, by the first digits of its id."""
         with self._doing("withdraw", code=code_id):
             return invitations.withdraw(self._store, code_id, int(self._clock()))
-
-    def leaked_codes(self) -> list[TokenRow]:
-        """Codes that a second device tried to use."""
-        return self._store.tokens.tried_by_strangers()
 
     # -- tasks and their rounds --------------------------------------------------------------------
 

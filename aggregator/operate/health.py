@@ -246,13 +246,13 @@ class TaskHealth:
                 f"no round opens before {self.wait_for_devices} devices are enrolled "
                 f"(round.wait_for_devices); there are {self.eligible}",
             )
-        closed = [each for each in self._latest if not each.unfinished and each.expected]
-        if len(closed) >= _SHUT_OUT_ROUNDS and not any(
-            each.participants for each in closed[:_SHUT_OUT_ROUNDS]
-        ):
+        # Those that rest, and those that nobody was selected for, say nothing.
+        closed = [r for r in self._latest if not r.unfinished and r.threshold and r.expected]
+        shut_out, no_quorum = closed[:_SHUT_OUT_ROUNDS], closed[:_NO_QUORUM_ROUNDS]
+        if len(shut_out) == _SHUT_OUT_ROUNDS and not any(each.participants for each in shut_out):
             yield "shut-out", f"no device was counted in the last {_SHUT_OUT_ROUNDS} rounds"
-        elif self._lacks_quorum:
-            counted = ", ".join(str(each.participants) for each in closed[:_NO_QUORUM_ROUNDS])
+        elif len(no_quorum) == _NO_QUORUM_ROUNDS and all(r.next_version is None for r in no_quorum):
+            counted = ", ".join(str(each.participants) for each in no_quorum)
             yield (
                 "no-quorum",
                 f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates, and "
@@ -275,12 +275,6 @@ class TaskHealth:
         """Whether no round opens because there are too few."""
         waits = self.open_round is None and self.row.state == "active"
         return waits and self.eligible < (self.wait_for_devices or 0)
-
-    @property
-    def _lacks_quorum(self) -> bool:
-        closed = [each for each in self._latest if not each.unfinished and each.threshold]
-        last = closed[:_NO_QUORUM_ROUNDS]
-        return len(last) == _NO_QUORUM_ROUNDS and all(each.next_version is None for each in last)
 
     @property
     def standing(self) -> TaskStanding:
@@ -313,10 +307,30 @@ _LEAST_FREE_BYTES = 256 << 20
 _LEAK_SHOWN_SECONDS = 86_400
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """A cluster's worker, which was silent for so many seconds."""
+
+    row: WorkerRow
+    silent_seconds: float
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it says no longer that it lives."""
+        return self.silent_seconds >= _SILENT_SECONDS
+
+    @property
+    def problem(self) -> str:
+        """In words; empty where it is well."""
+        if self.is_silent:
+            return f"silent for {span(self.silent_seconds)}"
+        return "" if self.row.connected else "no connection to its broker"
+
+
 class FleetHealth:
     """A fleet at one moment, as its home and store have it; as long as the store is open.
 
-    ``now``: Unix seconds. ``task``: of this one alone. ``most_rounds``: of each, as many are shown.
+    ``now``: Unix seconds. ``tasks``: of these alone. ``most_rounds``: of each, as many are shown.
     """
 
     def __init__(
@@ -345,21 +359,18 @@ class FleetHealth:
         return sum(1 for row in self.devices if row.revoked_unix_seconds is None)
 
     @cached_property
-    def workers(self) -> list[tuple[WorkerRow, str]]:
-        """Of a cluster, each with its state in words; empty where it is well."""
-        now, found = self.store.database.now(), []
-        for each in self.store.workers.all():
-            silent = now - each.heartbeat_unix_seconds
-            state = "" if each.connected else "no connection to its broker"
-            found.append(
-                (each, f"silent for {span(silent)}" if silent >= _SILENT_SECONDS else state)
-            )
-        return found
+    def workers(self) -> list[WorkerHealth]:
+        """Of a cluster."""
+        now = self.store.database.now()
+        return [
+            WorkerHealth(each, now - each.heartbeat_unix_seconds)
+            for each in self.store.workers.all()
+        ]
 
     @property
     def works_alone(self) -> bool:
         """Whether a cluster's workers go on without a coordinator."""
-        live = any(not state.startswith("silent") for _, state in self.workers)
+        live = any(not each.is_silent for each in self.workers)
         return live and self.store.lease.find() is not None and not self.store.lease.is_held()
 
     @cached_property
@@ -385,9 +396,9 @@ class FleetHealth:
             yield "serve-stopped", "serve does not run: no round opens or closes"
         if self.reach is not None:
             yield from reach_problems(self.reach, self.now)
-        for worker, state in self.workers if self.serves or self.works_alone else ():
-            if state:
-                yield "worker-away", f"worker {worker.slot} of the cluster: {state}"
+        for worker in self.workers if self.serves or self.works_alone else ():
+            if worker.problem:
+                yield "worker-away", f"worker {worker.row.slot} of the cluster: {worker.problem}"
         free = shutil.disk_usage(self.home.folder).free
         if free < _LEAST_FREE_BYTES:
             yield "disk-full", f"{size(free)} are free at {printable(str(self.home.folder))}"
@@ -439,7 +450,8 @@ def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
             f"serve waits for its store for {since}: {printable(reach.store_problem)}",
         )
     if reach.broker and not reach.connected:
-        yield "broker-away", f"serve {printable(reach.words(now))}"
+        why = f": {reach.broker_problem}" if reach.broker_problem else ""
+        yield "broker-away", printable(f"serve {reach.words(now)}{why}")
     if reach.refused_topics:
         topics = ", ".join(map(printable, reach.refused_topics))
         yield "topics-refused", f"the broker refuses the subscription to {topics}"

@@ -21,13 +21,13 @@ from aggregator.cli.arguments import (
 )
 from aggregator.errors import AggregatorError
 from aggregator.operate.devices import DeviceInTask, FleetDevice
-from aggregator.operate.names import shows_clash
 from device_sdk.system.printable import ago, printable
 
 DESCRIPTION = """\
 Lists the devices: id, name, labels, when each was seen last, its version of Tessera (sdk) and, by
 task, what it told of its newest round there (outcome and reason, the columns or artifact that it
-picked as option) and when an update of it was counted last. With several tasks there is a line for
+picked as option) and when an update of it was counted last. Its state is active, silent (not heard of for a day), on two
+machines, or revoked. With several tasks there is a line for
 each device and each task that it is meant for. Other commands know a device by its name, or by the
 first digits of its id; --json has the whole id. Below: codes that a second device tried to use.
 
@@ -114,13 +114,6 @@ def _change(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _state(device: FleetDevice, now: float) -> str:
-    if device.revoked_unix_seconds is not None:
-        return "revoked"
-    clashes = shows_clash(device.on_two_machines_unix_seconds, now)
-    return "on two machines" if clashes else "active"
-
-
 def _lines(device: FleetDevice, now: float, several: bool) -> Iterator[dict[str, str]]:
     """One for each task, named where there are several."""
     for part in device.tasks or [DeviceInTask()]:
@@ -128,7 +121,7 @@ def _lines(device: FleetDevice, now: float, several: bool) -> Iterator[dict[str,
             "device": device.short_id,
             "name": printable(device.name or "-"),
             "labels": printable(labels_told(device.labels) or "-"),
-            "state": _state(device, now),
+            "state": str(device.state),
             "joined": ago(device.enrolled_unix_seconds, now),
             "seen": ago(device.last_seen_unix_seconds, now),
             "sdk": printable(device.sdk or "-"),

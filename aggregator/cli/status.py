@@ -145,6 +145,12 @@ def _print_task(task: TaskHealth, several: bool) -> None:
         shares = task.counted_by_part.items()
         told = ", ".join(f"{printable(part)}: {share:.0%}" for part, share in shares)
         print(f"counted      of what was asked for in the last rounds: {told}")
+    if (arrivals := task.arrivals) is not None:
+        print(
+            f"arrivals     half of the devices' updates within {span(arrivals.half)} of a round's "
+            f"opening, nine tenths within {span(arrivals.nine_tenths)}, all within "
+            f"{span(arrivals.longest)}"
+        )
     if (stopped_at := task.store.facts.stopped_at) is not None:
         print(
             f"stopped      nothing has improved version {stopped_at} for "
@@ -255,6 +261,7 @@ def _task_as_json(task: TaskHealth) -> dict[str, object]:
         "rollback": asdict(task.rollback),
         "evaluation": _evaluation_as_json(task),
         "unpublished": task.store.facts.unpublished,
+        "arrivals": None if task.arrivals is None else asdict(task.arrivals),
         "outcomes": [each._asdict() for each in task.outcomes],
         "devices_by_part": task.trained,
         "counted_by_part": task.counted_by_part,

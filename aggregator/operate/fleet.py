@@ -126,13 +126,13 @@ class Fleet:
         """All of them, revoked ones too, in the order in which they joined: with what they did in
         all tasks, or in this one."""
         chosen = {row.name for row in tasks_of(self._store, task)}
-        read = DeviceReader(self.home, self._store, chosen).read
+        read = DeviceReader(self.home, self._store, self._clock(), chosen).read
         return [read(row) for row in self._store.devices.all()]
 
     def device(self, device: str) -> FleetDevice:
         """One of them."""
         row = device_of(self._store, device)
-        return DeviceReader(self.home, self._store).read(row)
+        return DeviceReader(self.home, self._store, self._clock()).read(row)
 
     def revoke(self, device: str) -> RevokedDevice:
         """Send a device away for good."""

@@ -3,6 +3,7 @@ whoever else asks."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -18,7 +19,8 @@ from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
-from aggregator.operate.names import called, called_all, parts_of, ranking_of, shows_clash
+from aggregator.operate.devices import DeviceState, state_of
+from aggregator.operate.names import called, called_all, parts_of, ranking_of
 from aggregator.operate.problems import FleetProblem, Severity
 from aggregator.operate.waiting import WaitingRound, known
 from aggregator.rounds.machine import held
@@ -30,7 +32,7 @@ from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.reports import KEPT_ROUNDS, OutcomeCount, UnknownItems
 from aggregator.store.rows import DeviceRow, RoundRow, TaskRow, WorkerRow
 from aggregator.task.evaluation import metric_of
-from aggregator.task.file import served_round, served_selector
+from aggregator.task.file import served_evaluation, served_round, served_selector
 from aggregator.task.request import ReplaceRequest
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.system.printable import ago, printable, size, span
@@ -66,6 +68,7 @@ _SHUT_OUT_ROUNDS = 5
 """Of which nobody was counted, though devices were selected: any that lives has come by then."""
 _NO_QUORUM_ROUNDS = 3
 _FEWEST_FAILED = 2
+_UNEVALUATED_VERSIONS = 10
 
 
 class TaskStanding(StrEnum):
@@ -80,6 +83,25 @@ class TaskStanding(StrEnum):
     FINISHED = "finished"
     STALLED = "stalled"
     LEARNING = "learning"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Seconds from a round's opening to a device's update: of half of the devices at most so long,
+    of nine tenths, and of all. Of each device the longest time of late counts."""
+
+    half: float
+    nine_tenths: float
+    longest: float
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Arrivals | None:
+        """None for none."""
+        found = sorted(seconds)
+        if not found:
+            return None
+        half, nine_tenths = (math.ceil(share * len(found)) - 1 for share in (0.5, 0.9))
+        return cls(found[half], found[nine_tenths], found[-1])
 
 
 class TaskHealth:
@@ -102,6 +124,7 @@ class TaskHealth:
         self.eligible = registry.eligible(self.selector.admits)
         """Devices that it is for."""
         self.settings = None if row.served is None else served_round(row.served)
+        self.evaluation = None if row.served is None else served_evaluation(row.served)
         self._latest = self.store.rounds.latest(max(most_rounds, _SHUT_OUT_ROUNDS + 1))
 
     @property
@@ -116,8 +139,7 @@ class TaskHealth:
     @cached_property
     def version(self) -> int:
         """0 before the first."""
-        checkpoint = self.store.checkpoints.get("version")
-        return 0 if checkpoint is None else checkpoint.version
+        return self.store.checkpoints.version()
 
     @cached_property
     def evaluated(self) -> EvaluatedVersion | None:
@@ -137,6 +159,13 @@ class TaskHealth:
     def outcomes(self) -> Sequence[OutcomeCount]:
         """How rounds ended on devices, by round, newest first."""
         return self.store.reports.outcomes()
+
+    @cached_property
+    def arrivals(self) -> Arrivals | None:
+        """How long after its rounds' openings updates come; None before the first."""
+        return Arrivals.of(
+            each.seconds for each in self.store.habits.all().values() if each.seconds is not None
+        )
 
     @cached_property
     def parts(self) -> ModelParts:
@@ -267,6 +296,16 @@ class TaskHealth:
                     "devices-fail",
                     f"{failed} of {told} devices failed in round {newest[0].round}",
                 )
+        since = 0 if self.evaluated is None else self.evaluated.version
+        if (rules := self.evaluation) is not None and self.version - since >= max(
+            _UNEVALUATED_VERSIONS, 3 * rules.every_rounds
+        ):
+            yield (
+                "unevaluated",
+                f"no version has a figure since {since or 'the first'}, and it is at "
+                f"{self.version}: a figure is of {rules.least_devices} devices or more "
+                "(evaluation.least_devices)",
+            )
         if self.rollback.version is None and self.rollback.dropped is not None:
             yield "rollback-dropped", printable(self.rollback.dropped)
 
@@ -411,11 +450,20 @@ class FleetHealth:
                 "chunk-store",
                 f"cluster.chunk_store cannot be written to ({printable(facts.mirror_problem)})",
             )
-        for row, seen in self.clashes:
+        for row in self.devices if self._clashes else ():
+            if self.state_of(row) is DeviceState.ON_TWO_MACHINES:
+                seen = ago(self._clashes[row.device_id], self.now)
+                yield (
+                    "two-machines",
+                    f"two machines have the identity of {called(row)} (seen {seen})",
+                    row.device_id,
+                )
+        silent = [each for each in self.devices if self.state_of(each) is DeviceState.SILENT]
+        if len(silent) > self.active / 2:
             yield (
-                "two-machines",
-                f"two machines have the identity of {called(row)} (seen {ago(seen, self.now)})",
-                row.device_id,
+                "devices-silent",
+                f"{len(silent)} of {self.active} devices were not heard of for a day",
+                *(each.device_id for each in silent),
             )
         for token in self.store.tokens.tried_by_strangers():
             if self.now < token.expires_unix_seconds + _LEAK_SHOWN_SECONDS:
@@ -428,17 +476,18 @@ class FleetHealth:
                     *(() if owner is None else (owner.device_id,)),
                 )
 
+    def state_of(self, row: DeviceRow) -> DeviceState:
+        """How a device is doing."""
+        seen, clash = self._seen.get(row.device_id), self._clashes.get(row.device_id)
+        return state_of(row, seen, clash, self.now)
+
     @cached_property
-    def clashes(self) -> list[tuple[DeviceRow, int]]:
-        """The devices that were on two machines of late, and when that showed."""
-        seen = self.store.devices.clashes()
-        return [
-            (row, last)
-            for row in (self.devices if seen else ())
-            if row.revoked_unix_seconds is None
-            and (last := seen.get(row.device_id)) is not None
-            and shows_clash(last, self.now)
-        ]
+    def _seen(self) -> dict[bytes, int]:
+        return self.store.devices.seen()
+
+    @cached_property
+    def _clashes(self) -> dict[bytes, int]:
+        return self.store.devices.clashes()
 
 
 def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:

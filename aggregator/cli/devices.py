@@ -24,12 +24,12 @@ from aggregator.operate.devices import DeviceInTask, FleetDevice
 from device_sdk.system.printable import ago, printable
 
 DESCRIPTION = """\
-Lists the devices: id, name, labels, when each was seen last, its version of Tessera (sdk) and, by
-task, what it told of its newest round there (outcome and reason, the columns or artifact that it
-picked as option) and when an update of it was counted last. Its state is active, silent (not heard of for a day), on two
-machines, or revoked. With several tasks there is a line for
-each device and each task that it is meant for. Other commands know a device by its name, or by the
-first digits of its id; --json has the whole id. Below: codes that a second device tried to use.
+Lists the devices: id, name, labels, state (active, silent when it was not heard of for a day, on
+two machines, or revoked), when each was seen last, its version of Tessera (sdk) and, by task, what
+it told of its newest round there (outcome and reason, the columns or artifact that it picked as
+option) and when an update of it was counted last. With several tasks there is a line for each
+device and each task that it is meant for. Other commands know a device by its name, or by the first
+digits of its id; --json has the whole id. Below: codes that a second device tried to use.
 
 devices label ID NAME=VALUE... changes labels, also while serve runs; NAME= takes one away, and
 --name renames the device. Labels that a device gives itself show too; the operator's win."""

@@ -32,7 +32,7 @@ from aggregator.operate.rounds import ReleasedRound, release
 from aggregator.operate.tasks import STEP_SECONDS, WAIT_SECONDS, TaskChange, TaskSummary, Waited
 from aggregator.operate.versions import FleetEvaluations, FleetVersions, ModelFiles
 from aggregator.store import Store
-from aggregator.store.rows import RoundRow, TokenRow
+from aggregator.store.rows import RoundRow
 from device_sdk.system.printable import in_words
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.keys import RandomBytes
@@ -126,13 +126,13 @@ class Fleet:
         """All of them, revoked ones too, in the order in which they joined: with what they did in
         all tasks, or in this one."""
         chosen = {row.name for row in tasks_of(self._store, task)}
-        read = DeviceReader(self.home, self._store, chosen).read
+        read = DeviceReader(self.home, self._store, self._clock(), chosen).read
         return [read(row) for row in self._store.devices.all()]
 
     def device(self, device: str) -> FleetDevice:
         """One of them."""
         row = device_of(self._store, device)
-        return DeviceReader(self.home, self._store).read(row)
+        return DeviceReader(self.home, self._store, self._clock()).read(row)
 
     def revoke(self, device: str) -> RevokedDevice:
         """Send a device away for good."""
@@ -210,10 +210,6 @@ class Fleet:
         """Have nobody join with a code any more, by the first digits of its id."""
         with self._doing("withdraw", code=code_id):
             return invitations.withdraw(self._store, code_id, int(self._clock()))
-
-    def leaked_codes(self) -> list[TokenRow]:
-        """Codes that a second device tried to use."""
-        return self._store.tokens.tried_by_strangers()
 
     # -- tasks and their rounds --------------------------------------------------------------------
 

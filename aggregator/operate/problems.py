@@ -145,6 +145,16 @@ KINDS = {
             "tessera-aggregator status says why, by reason; task check rehearses the task",
         ),
         _warning(
+            "devices-silent",
+            "more than half of the devices were not heard of for a day",
+            "tessera-aggregator devices has them; look at what they share: power, network, app",
+        ),
+        _warning(
+            "unevaluated",
+            "a task evaluates, and its last 10 versions have no figure: too few devices told one",
+            "lower evaluation.least_devices or least_samples, or raise evaluation.share",
+        ),
+        _warning(
             "rollback-dropped",
             "the version that was asked for did not become the next one",
             "ask again, for one that fits, or rollback --cancel",

@@ -66,7 +66,7 @@ class TaskSummary:
     def read(cls, store: Store, row: TaskRow) -> TaskSummary:
         """Of its row."""
         task = store.task(row.number)
-        latest, version = task.rounds.latest(), task.checkpoints.get("version")
+        latest = task.rounds.latest()
         label = task.facts.label
         state = "waits to be replaced" if row.request is not None else row.state
         return cls(
@@ -74,7 +74,7 @@ class TaskSummary:
             state if label is not None else "not served yet",
             None if label is None else label.partition(" ")[2],
             task.facts.generation,
-            0 if version is None else version.version,
+            task.checkpoints.version(),
             latest[0].round if latest else None,
             row.file,
             row.problem,

@@ -44,19 +44,12 @@ class Reach:
     broker_losses: int = 0
 
     def words(self, now_unix_seconds: float) -> str:
-        """One line for people."""
+        """What it is connected to, for people; what it is not, and why, is a problem."""
         since = span(max(0.0, now_unix_seconds - self.broker_since_unix_seconds))
         if not self.broker:
-            said = "runs"
-        elif self.connected:
-            said = f"runs, connected to {self.broker} for {since}"
-        else:
-            why = f": {self.broker_problem}" if self.broker_problem else ""
-            said = f"runs, not connected to its broker {self.broker} for {since}{why}"
-        if self.store_problem:
-            since = span(max(0.0, now_unix_seconds - self.store_since_unix_seconds))
-            said += f"; it waits for its store for {since}: {self.store_problem}"
-        return said
+            return "runs"
+        said = "connected to" if self.connected else "not connected to its broker"
+        return f"runs, {said} {self.broker} for {since}"
 
 
 class HasBroker(Protocol):

@@ -237,6 +237,14 @@ def served_round(text: str) -> RoundSettings:
     return RoundSettings.read(TomlTable(tomllib.loads(text)).table("round"))
 
 
+def served_evaluation(text: str) -> EvaluationSettings | None:
+    """Those of a task file which was read before; None without the table."""
+    tables = tomllib.loads(text)
+    if "evaluation" not in tables:
+        return None
+    return TomlTable(tables).table("evaluation").read(EvaluationSettings)
+
+
 def served_cohort(text: str) -> str:
     """That of a task file which was read before."""
     return str(tomllib.loads(text).get("task", {}).get("cohort", TaskTable().cohort))

@@ -214,7 +214,7 @@ RULES = (
     _server(
         "serve",
         "clock evaluation home keys publish refusals rounds shared store task task_log",
-        libraries="prometheus_client",
+        libraries=f"prometheus_client {_TRIAL}",
     ),
     # What commands, and whoever else asks, are told and do: above what serves, which knows nothing
     # of it.

@@ -17,6 +17,7 @@ from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.operate.audit import DONE, AuditEntry, AuditLog, system_user
+from aggregator.serve.beside import READY
 from aggregator.task.file import read_console
 from device_sdk.system.printable import PrintableFormatter, printable
 
@@ -124,12 +125,13 @@ def _serve(home: AggregatorHome, arguments: argparse.Namespace) -> int:
     handler = logging.StreamHandler(sys.stderr)
     line = "%(message)s" if arguments.until_closed else "%(asctime)s %(levelname)-7s %(message)s"
     handler.setFormatter(PrintableFormatter(line))
+    handler.addFilter(_Seldom())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if arguments.until_closed and hasattr(os, "nice"):
         os.nice(_NICE)
 
     def tell(url: str) -> None:
-        print(f"the console is at {url}", flush=True)
+        print(f"{READY}{url}", flush=True)
         if not _users(home).all():
             print(
                 "nobody can log in yet: tessera-aggregator console user add NAME --role operator "
@@ -139,6 +141,24 @@ def _serve(home: AggregatorHome, arguments: argparse.Namespace) -> int:
 
     serve_console(home, settings, tell, until_closed=arguments.until_closed)
     return 0
+
+
+_SAID_AGAIN_SECONDS = 60.0
+
+
+class _Seldom(logging.Filter):
+    """The same once a minute: whoever sends nonsense does not fill the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        place = (record.pathname, record.lineno)
+        if record.created - self._said.get(place, 0.0) < _SAID_AGAIN_SECONDS:
+            return False
+        self._said[place] = record.created
+        return True
 
 
 _NICE = 10

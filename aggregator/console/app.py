@@ -11,32 +11,44 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from aggregator.console.doing import Doings
+from aggregator.console.downloads import FORMS, send_model
 from aggregator.console.entry import log_in, log_out, show_login
 from aggregator.console.gate import FrontGate
-from aggregator.console.live import show_page, stream
+from aggregator.console.live import shown, stream
 from aggregator.console.pages import PAGES
-from aggregator.console.web import Answer, Call, Console, May, anybody, guarded
+from aggregator.console.web import Answer, Call, Console, May, anybody, guarded, operators
 
 
 def console_app(console: Console, hosts: Collection[str]) -> FrontGate:
     """``hosts``: what browsers may call it."""
+    return FrontGate(Starlette(routes=routes_of(console)), hosts)
+
+
+def routes_of(console: Console) -> list[Route]:
+    """What there is to ask."""
 
     def route(
         path: str, answer: Answer, method: str = "GET", may: May | None = anybody, name: str = ""
     ) -> Route:
         return Route(path, guarded(console, answer, may), methods=[method], name=name or path)
 
-    routes = [
+    doings = Doings(console)
+    return [
         route("/", _first_page),
         route("/login", show_login, may=None, name="login"),
         route("/login", log_in, "POST", may=None),
         route("/logout", log_out, "POST"),
         route("/events", stream, name="events"),
         route("/alive", _alive),
+        route("/do", doings.list_deeds, may=operators),
+        route("/do/jobs/{job}", doings.show_job, may=operators),
+        route("/do/{deed}", doings.begin, may=operators),
+        route("/do/{deed}", doings.go_on, "POST", may=operators),
+        *(route(f"/models/{{version:int}}.{form}", send_model) for form in FORMS),
         *(Route(f"/static/{name}", _static(*each)) for name, each in _files().items()),
-        *(route(f"/{page.name}", show_page) for page in PAGES),
+        *(route(f"/{page.name}", shown(page)) for page in PAGES),
     ]
-    return FrontGate(Starlette(routes=routes), hosts)
 
 
 async def _first_page(call: Call) -> Response:

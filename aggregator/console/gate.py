@@ -9,6 +9,7 @@ from collections.abc import Collection
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -61,14 +62,6 @@ def _is_ours(host: str, ours: Collection[str]) -> bool:
     return True
 
 
-class _Refused(Exception):
-    """A body is too large, or too slow."""
-
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
-        self.status = status
-
-
 class FrontGate:
     """In front of ``app``. An answer is whole, whatever went wrong behind it."""
 
@@ -78,7 +71,7 @@ class FrontGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        began = False
+        began, bounded = False, _Bounded(scope, receive)
 
         async def sending(message: Message) -> None:
             nonlocal began
@@ -88,6 +81,8 @@ class FrontGate:
                 for name, value in HEADERS.items():
                     if name not in headers:
                         headers[name] = value
+                if not bounded.is_whole:  # what is still to come is for nobody
+                    headers["Connection"] = "close"
             await send(message)
 
         host = host_of(Headers(scope=scope).get("host", ""))
@@ -99,34 +94,30 @@ class FrontGate:
             await PlainTextResponse(said, 400)(scope, receive, sending)
             return
         try:
-            await self._app(scope, _Bounded(scope, receive), sending)
-        except _Refused as refused:
-            answer = PlainTextResponse(f"{refused}\n", refused.status, {"Connection": "close"})
+            await self._app(scope, bounded, sending)
         except Exception:
             _LOG.exception("a request for %s failed", printable(scope["path"], 200))
-            answer = PlainTextResponse(
-                "This cannot be answered; the console's log says why.\n", 500
-            )
-        else:
-            return
-        if began:
-            raise ConnectionError("the answer broke off")
-        await answer(scope, receive, sending)
+            if not began:
+                said = "This cannot be answered; the console's log says why.\n"
+                await PlainTextResponse(said, 500)(scope, receive, sending)
 
 
 class _Bounded:
-    """What is received of a request: no more than may come, in the time that it may take."""
+    """What is received of a request: no more than may come, in the time that it may take. Raises
+    HTTPException for one that is too large, or too slow."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
         self._bytes = 0
         self._until: float | None = None
-        length = Headers(scope=scope).get("content-length", "0")
-        self._said = int(length) if length.isdecimal() else 0
-        self._whole = False
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "0")
+        self._said = int(length) if length.isdecimal() and len(length) < 20 else 0
+        self.is_whole = not self._said and "transfer-encoding" not in headers
+        """Whether nothing more of it is to come."""
 
     async def __call__(self) -> Message:
-        if self._whole:  # from here on it tells of a connection that is gone
+        if self.is_whole:  # from here on it tells of a connection that is gone
             return await self._receive()
         if self._said > MOST_BODY_BYTES:
             raise _too_large()
@@ -136,13 +127,13 @@ class _Bounded:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
-            raise _Refused(408, "The request came too slowly.") from None
+            raise HTTPException(408, "The request came too slowly.") from None
         self._bytes += len(message.get("body", b""))
         if self._bytes > MOST_BODY_BYTES:
             raise _too_large()
-        self._whole = not message.get("more_body", False)
+        self.is_whole = not message.get("more_body", False)
         return message
 
 
-def _too_large() -> _Refused:
-    return _Refused(413, f"A request has {MOST_BODY_BYTES >> 10} KiB at most.")
+def _too_large() -> HTTPException:
+    return HTTPException(413, f"A request has {MOST_BODY_BYTES >> 10} KiB at most.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -12,9 +14,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from aggregator.clock import moment_of
 from aggregator.console.pages import PAGES
-from aggregator.console.pages.page import PageQuery
+from aggregator.console.pages.page import ConsolePage, PageQuery
 from aggregator.console.reader import PageReading, PageWanted
-from aggregator.console.web import Call
+from aggregator.console.web import Answer, Call
 from aggregator.errors import AggregatorError
 
 MOST_STREAMS = 128
@@ -23,33 +25,28 @@ _QUIET_SECONDS = 15.0
 _PAGES = {page.name: page for page in PAGES}
 
 
-def _question(name: str, request: Request) -> PageWanted | None:
-    page = _PAGES.get(name)
-    if page is None:
-        return None
+def _wanted(page: ConsolePage[Any], request: Request) -> PageWanted:
     return PageWanted(page, PageQuery.of(request.query_params.multi_items(), page.takes))
 
 
-async def show_page(call: Call) -> Response:
+def shown(page: ConsolePage[Any]) -> Answer:
     """A page, with what it shows now."""
-    name = call.request.path_params.get("page", PAGES[0].name)
-    wanted = _question(name, call.request)
-    if wanted is None:
-        return call.console.refuse(call.visitor, 404, "There is no such page.")
-    reading = await asyncio.wrap_future(call.console.reader.ask(wanted))
-    page = wanted.page
-    return call.console.page(
-        "page",
-        call.visitor,
-        status=200 if reading.view is not None else 400,
-        title=page.title,
-        here=page.name,
-        events=call.request.url_for("events").include_query_params(
-            page=page.name, **dict(wanted.query.values)
-        ),
-        live=fragment(call, wanted, reading),
-        moment=moment_of(reading.read_unix_seconds),
-    )
+
+    async def answer(call: Call) -> Response:
+        wanted = _wanted(page, call.request)
+        reading = await asyncio.wrap_future(call.console.reader.ask(wanted))
+        return call.console.page(
+            "page",
+            call.visitor,
+            status=200 if reading.view is not None else 400,
+            title=page.title,
+            here=page.name,
+            events=f"/events?{urlencode([('page', page.name), *wanted.query.values])}",
+            live=fragment(call, wanted, reading),
+            moment=moment_of(reading.read_unix_seconds),
+        )
+
+    return answer
 
 
 def fragment(call: Call, wanted: PageWanted, reading: PageReading) -> Markup:
@@ -69,15 +66,17 @@ def fragment(call: Call, wanted: PageWanted, reading: PageReading) -> Markup:
 
 async def stream(call: Call) -> Response:
     """What a page shows, anew whenever that has changed, until the session ends."""
-    wanted = _question(call.request.query_params.get("page", ""), call.request)
-    if wanted is None:
+    page = _PAGES.get(call.request.query_params.get("page", ""))
+    if page is None:
         return PlainTextResponse("There is no such page.\n", 404)
     if call.console.streams >= MOST_STREAMS:
         return PlainTextResponse(
             "Too many pages are open.\n", 503, {"Retry-After": f"{_QUIET_SECONDS:.0f}"}
         )
     return StreamingResponse(
-        _news(call, wanted), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        _news(call, _wanted(page, call.request)),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
     )
 
 

@@ -58,8 +58,8 @@ class Console:
         self.limits = LoginLimits(self.clock)
         self.hashing = CapacityLimiter(2)
         """A password's check takes much memory and time, by design."""
-        self.working = CapacityLimiter(4)
-        """What is done with the fleet, each in a thread."""
+        self.modelling = CapacityLimiter(1)
+        """So does making a file of a model."""
         self._key = self.random_bytes(32)
         self._drawn: dict[object, tuple[int, Markup]] = {}
 
@@ -258,7 +258,7 @@ def guarded(
                         visitor, 403, "This did not come from a page of this console."
                     )
                 form = await _form(request)
-                if visitor is not None and not visitor.owns(str(form.get(FORM_TOKEN, ""))):
+                if may is not None and not _owns(visitor, form):
                     return console.refuse(
                         visitor, 403, "This page was of another session: load it again."
                     )
@@ -269,6 +269,11 @@ def guarded(
             return console.refuse(visitor, error.status_code, error.detail)
 
     return endpoint
+
+
+def _owns(visitor: Visitor | None, form: Mapping[str, Any]) -> bool:
+    token = form.get(FORM_TOKEN)
+    return visitor is not None and isinstance(token, str) and visitor.owns(token)
 
 
 async def _form(request: Request) -> FormData:

@@ -501,6 +501,8 @@ def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
     if reach.refused_topics:
         topics = ", ".join(map(printable, reach.refused_topics))
         yield "topics-refused", f"the broker refuses the subscription to {topics}"
+    if reach.console_problem:
+        yield "console-away", f"the console does not answer ({printable(reach.console_problem)})"
     if reach.broker_losses:
         yield (
             "broker-drops",

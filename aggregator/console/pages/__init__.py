@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from aggregator.console.pages.audit import AUDIT
 from aggregator.console.pages.now import NOW
 from aggregator.console.pages.page import ConsolePage
 
-PAGES: tuple[ConsolePage[Any], ...] = (NOW,)
+PAGES: tuple[ConsolePage[Any], ...] = (NOW, AUDIT)

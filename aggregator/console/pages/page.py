@@ -29,7 +29,7 @@ class PageQuery:
         return dict(self.values).get(name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConsolePage(Generic[View]):
     """A page. ``/NAME`` shows it, ``templates/NAME.html`` draws ``view``.
 

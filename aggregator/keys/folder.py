@@ -8,7 +8,6 @@ them are committed, and erased before those rows go; what a crash leaves over is
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.rows import IssuedDescriptor
@@ -53,7 +53,6 @@ from device_sdk.wire.seal.keys import (
 _DAY_SECONDS = 86_400
 
 
-_LOG = logging.getLogger(__name__)
 _WARN_DAYS = 30
 # Shares of a descriptor's life that are left when it is renewed.
 _LEFT_BETWEEN_ROUNDS = 1 / 3
@@ -177,12 +176,11 @@ class FleetKeys:
         except AggregatorError as error:
             # Serving goes on under the old one while it holds: there is time to put this right.
             self._cannot_renew = f"the descriptor cannot be renewed: {error}"
-            _LOG.error("%s", self._cannot_renew)
+            LogEvent.DESCRIPTOR_KEPT.log(problem=self._cannot_renew)
             self._next_try_seconds = self._next_warning_seconds = self._clock() + _DAY_SECONDS
             return
-        _LOG.info(
-            "the descriptor was renewed; the next holds for %.1f days",
-            (renewed.expires_unix_seconds - now_unix_seconds) / _DAY_SECONDS,
+        LogEvent.DESCRIPTOR_RENEWED.log(
+            days=(renewed.expires_unix_seconds - now_unix_seconds) / _DAY_SECONDS
         )
         self._replace(self._read())
 
@@ -193,7 +191,7 @@ class FleetKeys:
         now = self._clock()
         if self.problem and now >= self._next_warning_seconds:
             self._next_warning_seconds = now + _DAY_SECONDS
-            _LOG.warning("%s", self.problem)
+            LogEvent.KEYS_END.log(problem=self.problem)
 
     def _replace(self, serving: list[ServingKeys]) -> None:
         self._serving, self._cannot_renew = serving, ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import time
@@ -19,6 +18,7 @@ from aggregator.errors import (
     StoreError,
     StoreUnreached,
 )
+from aggregator.events import LogEvent
 from aggregator.store.database import (
     ALONE_WITHIN_SHARED,
     HELD_OUTSIDE,
@@ -40,7 +40,6 @@ except ImportError as error:
     ) from None
 
 Answer = TypeVar("Answer")
-_LOG = logging.getLogger(__name__)
 
 OLDEST_SERVER = 15
 """PostgreSQL's major version from which on it will do."""
@@ -219,7 +218,7 @@ class PostgresDatabase(Database):
         if self.waits is not None:
             return self.waits(problem)
         if not self._has_told:
-            _LOG.warning("%s. It is waited for", problem)
+            LogEvent.STORE_SILENT.log(problem=problem)
         self._has_told = True
         return True
 

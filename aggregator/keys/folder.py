@@ -117,15 +117,8 @@ class FleetKeys:
     @property
     def problem(self) -> str:
         """Why devices refuse this aggregator, or will soon, for people; empty: they do not."""
-        ends = self.current().descriptor.delegation.expires_unix_seconds
-        left = ends - self._unix_clock()
-        if left >= _WARN_DAYS * _DAY_SECONDS:
-            return self._cannot_renew
-        return (
-            f"the root key's delegation {'ends' if left > 0 else 'has ended'} at "
-            f"{moment_of(ends)}, and devices refuse this aggregator from then on: run "
-            "tessera-aggregator rotate keys (it needs keys/root.key)"
-        )
+        now = self._unix_clock()
+        return delegation_problem(self.current().descriptor, now) or self._cannot_renew
 
     def watch(self, replace_keyring: Callable[[Keyring[ServingKeys]], None]) -> None:
         self._watchers.append(replace_keyring)
@@ -403,6 +396,19 @@ def current_descriptor(store: Store) -> Descriptor:
         return read_descriptor(issued.message, store.facts.root_fingerprint)
     except WireError as error:
         raise AggregatorError(f"the descriptor in force is damaged: {error}") from None
+
+
+def delegation_problem(descriptor: Descriptor, now_unix_seconds: float) -> str:
+    """Of one that ends within a month, or has ended; else empty."""
+    ends = descriptor.delegation.expires_unix_seconds
+    left = ends - now_unix_seconds
+    if left >= _WARN_DAYS * _DAY_SECONDS:
+        return ""
+    return (
+        f"the root key's delegation {'ends' if left > 0 else 'has ended'} at {moment_of(ends)}, "
+        "and devices refuse this aggregator from then on: run tessera-aggregator rotate keys (it "
+        "needs keys/root.key)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class Doings:
         job = self.jobs.get(call.request.path_params["job"])
         if job is None or job.owner != call.known.user.name:
             return call.console.refuse(call.visitor, 404, "Nothing is known of this any more.")
-        codes = () if job.outcome is None else job.outcome.codes
+        lines, codes = ((), ()) if job.outcome is None else (job.outcome.lines, job.outcome.codes)
         if job.outcome is not None and codes:
             said = "The codes were shown once. Whoever lost them makes others."
             job.outcome = DeedOutcome((said,))
@@ -109,6 +109,7 @@ class Doings:
             title=job.deed.title,
             here="do",
             job=job,
+            lines=lines,
             codes=[(code, _qr(code)) for code in codes],
         )
 

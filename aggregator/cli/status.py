@@ -13,7 +13,8 @@ from tabulate import tabulate
 from aggregator.cli.arguments import add_home, add_task, home_of, opened
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import as_json, in_a_line, what_it_brings, what_serves
-from aggregator.operate.health import FleetHealth, TaskHealth, move_lines, reach_problems
+from aggregator.operate.health import FleetHealth, TaskHealth, reach_problems
+from aggregator.operate.moving import move_lines
 from aggregator.operate.problems import FleetProblem, Severity
 from aggregator.operate.waiting import listed
 from aggregator.serve.reach import read_reach

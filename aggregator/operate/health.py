@@ -15,7 +15,6 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
@@ -26,7 +25,6 @@ from aggregator.operate.waiting import WaitingRound, known
 from aggregator.rounds.machine import held
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.serve.reach import Reach, read_reach
-from aggregator.serve.successor import find_move
 from aggregator.store import STORE_FAILURES, Store, TaskStore
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.reports import KEPT_ROUNDS, OutcomeCount, UnknownItems
@@ -34,7 +32,6 @@ from aggregator.store.rows import DeviceRow, RoundRow, TaskRow, WorkerRow
 from aggregator.task.evaluation import metric_of
 from aggregator.task.file import served_evaluation, served_round, served_selector
 from aggregator.task.request import ReplaceRequest
-from device_sdk.link.broker_url import BrokerWay
 from device_sdk.system.printable import ago, printable, size, span
 
 
@@ -504,32 +501,13 @@ def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
     if reach.refused_topics:
         topics = ", ".join(map(printable, reach.refused_topics))
         yield "topics-refused", f"the broker refuses the subscription to {topics}"
+    if reach.console_problem:
+        yield "console-away", f"the console does not answer ({printable(reach.console_problem)})"
     if reach.broker_losses:
         yield (
             "broker-drops",
             f"the broker acknowledged {reach.broker_losses} test messages and did not deliver them",
         )
-
-
-def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
-    """What an operator is told of a move, if there is one; ``named``: by the task file."""
-    move = find_move(store)
-    if move is None or (named is not None and not move.is_about(named)):
-        return []
-    told, until = move.announced.url, moment_of(move.until_unix_seconds)
-    said = f"both serve until {until}"
-    if not move.is_reached:
-        said += f", and until a device has been at {move.new}: none has yet"
-    if not move.is_over(now) and move.is_called_off:
-        return [f"stays        devices come back by themselves to {move.new}: {said}"]
-    if not move.is_over(now):
-        return [f"moves        to {told}: devices go there by themselves; {said}"]
-    if named is not None and named.url.address != (url := move.new.url.address):
-        return [
-            f'moved        to {told or url}: write broker.url = "{url}" in the task file, which '
-            "still names the broker before"
-        ]
-    return []
 
 
 # Asked again and again, beside a fleet that is served.

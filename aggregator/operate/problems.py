@@ -60,6 +60,11 @@ KINDS = {
             "the broker acknowledges messages and does not deliver them",
             "raise max_queued_messages at the broker",
         ),
+        _warning(
+            "console-away",
+            "the console, which `serve` runs beside itself, does not answer; rounds go on",
+            "mend what it names, mostly [console] in the task file; serve tries again",
+        ),
         _error(
             "no-coordinator",
             "a cluster's workers take updates in, and nobody opens or closes rounds; they end "

@@ -17,7 +17,14 @@ from aggregator.store.rows import TaskRow
 from aggregator.store.tasks import FIRST, require_room
 from aggregator.task.artifacts import require_harmless
 from aggregator.task.check import put_in, taken_in, without_fleet
-from aggregator.task.file import Task, parse_task, read_task, served_cohort, shipped_folder
+from aggregator.task.file import (
+    FLEET_TABLES,
+    Task,
+    parse_task,
+    read_task,
+    served_cohort,
+    shipped_folder,
+)
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact.errors import ArtifactError
@@ -348,9 +355,9 @@ def successor(
     new = parse_task(text, path, None if is_first else first.fleet, file)
     if is_first and new.fleet != first.fleet:
         raise AggregatorError(
-            f"{file}: [broker], [keys], [admission] and [metrics] are the fleet's, and cannot be "
-            f"replaced with a task: leave them out, or let them be as in {path}; what you change "
-            f"there takes effect when serve is restarted"
+            f"{file}: {', '.join(f'[{each}]' for each in FLEET_TABLES)} are the fleet's, and "
+            f"cannot be replaced with a task: leave them out, or let them be as in {path}; what "
+            "you change there takes effect when serve is restarted"
         )
     return (names["name"], names["cohort"]), new
 

@@ -31,6 +31,7 @@ class Reach:
         process: the process's number.
         refused_topics: topic filters that the broker refuses at present.
         broker_losses: messages to ourselves that the broker acknowledged and did not deliver.
+        console_problem: why the console does not answer, which is to; empty where it does.
     """
 
     broker: str = ""
@@ -42,6 +43,7 @@ class Reach:
     process: int = 0
     refused_topics: tuple[str, ...] = ()
     broker_losses: int = 0
+    console_problem: str = ""
 
     def words(self, now_unix_seconds: float) -> str:
         """What it is connected to, for people; what it is not, and why, is a problem."""
@@ -68,7 +70,8 @@ class HasBroker(Protocol):
 class Reaching:
     """Tells it, in the home's file, whenever it changes; and waits for a store that is away.
 
-    ``unix_clock``: Unix seconds; ``stopping``: whether the process is asked to end.
+    ``unix_clock``: Unix seconds; ``stopping``: whether the process is asked to end;
+    ``console_problem``: as of :class:`Reach`.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class Reaching:
         unix_clock: Callable[[], float],
         sleep: Callable[[float], None],
         stopping: Callable[[], bool],
+        console_problem: Callable[[], str] = str,
     ) -> None:
+        self._console_problem = console_problem
         self._file, self._unix_clock = LiveFile(path), unix_clock
         self._sleep, self._stopping = sleep, stopping
         self._said = Reach()
@@ -138,6 +143,7 @@ class Reaching:
                 refused_topics=self._refused(),
                 broker_losses=link.lost,
             )
+        said = replace(said, console_problem=self._console_problem())
         if said != self._said:
             self._said = said
             self._file.tell(asdict(said))

@@ -134,6 +134,7 @@ ARRANGED: dict[str, Arrange] = {
     "store-away": lambda home, store: serves(home, store_problem="no route"),
     "topics-refused": lambda home, store: serves(home, refused_topics=["tessera/up/+/+"]),
     "broker-drops": lambda home, store: serves(home, broker_losses=2),
+    "console-away": lambda home, store: serves(home, console_problem="the port is taken"),
     "no-coordinator": lambda home, store: workers(store, coordinated=False),
     "worker-away": lambda home, store: workers(store, coordinated=True),
 }

@@ -65,6 +65,16 @@ class LogEvent(Enum):
         "the console ended: {problem}. serve goes on, and starts it again",
         "the problem `console-away`",
     )
+    CONSOLE_FAILS = (
+        ERROR,
+        "{what} failed",
+        "a mistake of the console's; the page says so, and the traceback where it is",
+    )
+    CERTIFICATE_KEPT = (
+        WARNING,
+        "the certificate of before is used on: {problem}",
+        "the console's certificate was renewed by one that is none",
+    )
     # the store
     STORE_AWAY = (
         WARNING,

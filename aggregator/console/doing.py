@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +18,10 @@ from starlette.responses import RedirectResponse, Response
 from aggregator.console.deeds import DEEDS, Deed, DeedOutcome, Values
 from aggregator.console.web import Call, Console
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.operate.fleet import Fleet
 from device_sdk.system.printable import in_words, printable
 
-_LOG = logging.getLogger(__name__)
 _MOST_JOBS, _MOST_ASKED = 64, 1024
 _MOST_TEXT_CHARACTERS = 256 << 10
 _MOST_CHARACTERS = 200
@@ -174,7 +173,7 @@ class Doings:
         except AggregatorError as error:
             job.problem = printable(str(error))
         except Exception as error:
-            _LOG.exception("%s failed", job.deed.name)
+            LogEvent.CONSOLE_FAILS.log(error, what=job.deed.name)
             job.problem = printable(in_words(error))
         finally:
             job.done_seconds = self.console.clock()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -24,10 +23,10 @@ from aggregator.console.reader import FleetReader
 from aggregator.console.users import ConsoleUsers
 from aggregator.console.web import Console
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome
 from aggregator.task.file import ConsoleSettings
 
-_LOG = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 400
 _MOST_HEADER_BYTES = 16 << 10
 _HEADER_SECONDS, _KEPT_ALIVE_SECONDS, _TAKEN_SECONDS = 10.0, 15, 20.0
@@ -115,7 +114,7 @@ class _Tls:
         try:
             self._loaded()
         except AggregatorError as error:
-            _LOG.warning("the certificate of before is used on: %s", error)
+            LogEvent.CERTIFICATE_KEPT.log(problem=error)
         else:
             self.context.load_cert_chain(*self._files, password="")
 

@@ -12,7 +12,7 @@ import numpy as np
 from cryptography import x509
 
 from aggregator.clock import moment_of
-from aggregator.operate.soundness import CheckedPart, Part
+from aggregator.operate.soundness import Aspect, CheckedPart
 from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay, TlsFiles
 from device_sdk.link.dial import dial
@@ -39,7 +39,7 @@ from device_sdk.wire.publish.topics import (
 )
 from device_sdk.wire.seal.keys import RandomBytes, draw
 
-_TLS, _BROKER = Part("tls"), Part("broker")
+_TLS, _BROKER = Aspect("tls"), Aspect("broker")
 _SOON_SECONDS = 14 * 86_400
 _FEW_UNACKNOWLEDGED = 256
 _LOOK_SECONDS = 0.1

@@ -20,7 +20,7 @@ from aggregator.keys.folder import current_descriptor, delegation_problem, read_
 from aggregator.operate.broker_check import BrokerCheck
 from aggregator.operate.checking import Checked, Looking, check_alone, check_files
 from aggregator.operate.health import LEAST_FREE_BYTES
-from aggregator.operate.soundness import CheckedPart, Part
+from aggregator.operate.soundness import Aspect, CheckedPart
 from aggregator.serve.reach import read_reach
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import STORE_FAILURES, Store
@@ -30,9 +30,19 @@ from device_sdk.system.printable import size
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.keys import RandomBytes
 
-_FILE, _HOME, _STORE, _SERVE = Part("file"), Part("home"), Part("store"), Part("serve")
-_KEYS, _CLOCK, _DISK, _METRICS = Part("keys"), Part("clock"), Part("disk"), Part("metrics")
-_TASK, _SIZES = Part("task"), Part("sizes")
+_FILE, _HOME, _STORE, _SERVE = (
+    Aspect("file"),
+    Aspect("home"),
+    Aspect("store"),
+    Aspect("serve"),
+)
+_KEYS, _CLOCK, _DISK, _METRICS = (
+    Aspect("keys"),
+    Aspect("clock"),
+    Aspect("disk"),
+    Aspect("metrics"),
+)
+_TASK, _SIZES = Aspect("task"), Aspect("sizes")
 _APART_SECONDS = 5.0
 _READ_ERRORS = (AggregatorError, *STORE_FAILURES)
 

@@ -203,7 +203,7 @@ RULES = (
     # of it.
     _server(
         "operate",
-        "clock evaluation home keys models publish refusals rounds serve store task",
+        "clock evaluation home intervals keys models publish refusals rounds serve store task",
         libraries="prometheus_client",
     ),
     _server(

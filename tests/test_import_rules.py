@@ -83,7 +83,18 @@ _SERVER = frozenset(
 
 
 _BELOW_THE_CONSOLE = (
-    *("clock", "console", "errors", "evaluation", "home", "keys", "look", "models", "operate"),
+    *(
+        "clock",
+        "console",
+        "errors",
+        "evaluation",
+        "events",
+        "home",
+        "keys",
+        "look",
+        "models",
+        "operate",
+    ),
     *("store", "task"),
 )
 _PAGES = frozenset({"anyio", "argon2", "h11", "jinja2", "markupsafe", "multipart", "segno"}) | {
@@ -220,7 +231,7 @@ RULES = (
     # of it.
     _server(
         "operate",
-        "clock evaluation home keys models publish refusals rounds serve store task",
+        "clock evaluation home intervals keys models publish refusals rounds serve store task",
         libraries="prometheus_client",
     ),
     _server(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,14 +19,13 @@ from aggregator.evaluation import (
     what_it_brings,
     what_serves,
 )
+from aggregator.events import LogEvent
 from aggregator.store import TaskStore
 from aggregator.store.rows import DeviceEvaluation, RoundRow
 from aggregator.task.evaluation import EvaluationSettings, metric_of, named
 from device_sdk.evaluation.report import ALONE, read_evaluations, write_evaluations
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in, is_control
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -104,7 +102,7 @@ class Evaluator:
                 yield DeviceReport(each.part, read_evaluations(each.report))
             except WireError as error:
                 # A later version of this program knew a metric, and this one does not.
-                _LOG.warning("an evaluation is left out: %s", error)
+                LogEvent.EVALUATION_LEFT_OUT.log(problem=error)
 
     # -- early stopping ----------------------------------------------------------------------------
 
@@ -134,14 +132,12 @@ class Evaluator:
             facts.stopped_at = stall.version
             if best:
                 versions.ask_for(best[0].version)
-        _LOG.info(
-            "no round opens: %s of version %d, %.4g, was not improved for %d rounds "
-            "(evaluation.early_stopping)%s",
-            self.settings.ranking.metric,
-            stall.version,
-            stall.value,
-            self.settings.early_stopping,
-            f"; devices get version {best[0].version}'s model" if best else "",
+        LogEvent.EARLY_STOPPED.log(
+            metric=self.settings.ranking.metric,
+            version=stall.version,
+            value=stall.value,
+            rounds=self.settings.early_stopping,
+            best=best[0].version if best else None,
         )
 
     def _stall(self, version: int) -> Evaluated | None:

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from aggregator.events import about
 from aggregator.guard import GuardedBinding
-from aggregator.refusals import Refusals, about
+from aggregator.refusals import Refusals
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.late import Ages, Sent
 from aggregator.rounds.model_parts import ModelParts

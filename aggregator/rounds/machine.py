@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aggregator.errors import MethodFault, PacketsTooSmall
+from aggregator.events import LogEvent
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, RoundTimes, asked_share
@@ -22,9 +22,6 @@ from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import EVERYONE
 from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.seal.keys import draw
-
-_LOG = logging.getLogger(__name__)
-
 
 # A task is held: its rounds stand still until somebody has looked, and nothing committed is lost.
 #
@@ -49,7 +46,7 @@ def hold_failed(store: TaskStore, task: Task, error: Exception) -> None:
         f"method {task.binding.method_name!r} and restart serve, which tries it again; or replace "
         "the task"
     )
-    _LOG.error("the task is held, and no other: %s", why, exc_info=error)
+    LogEvent.TASK_HELD.log(error, why=why)
     hold(store, why)
     store.facts.failed = True
 
@@ -403,7 +400,7 @@ class RoundMachine:
     def _resume(self) -> None:
         self.reload_hold()
         if self.unpublished is not None:
-            _LOG.error("round %d is held: %s", self.next_number(), self.unpublished)
+            LogEvent.ROUND_HELD.log(round=self.next_number(), why=self.unpublished)
         latest = self._store.rounds.latest()
         row = latest[0] if latest and latest[0].unfinished else None
         if self.failed:
@@ -416,9 +413,9 @@ class RoundMachine:
         self._attendance.resume(self._store, row, self._selected(row))
         self._earliest_close_seconds = self._clock() + self._settings.resume_grace_seconds
         if self.current is not None and self.current.held is not None:
-            _LOG.error("round %d is held: %s", row.round, self.current.held)
+            LogEvent.ROUND_HELD.log(round=row.round, why=self.current.held)
         else:
-            _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
+            LogEvent.ROUND_GOES_ON.log(round=row.round, participants=self._aggregation.participants)
 
     def _may_open(self) -> bool:
         if self.unpublished is not None or self.paused:
@@ -434,13 +431,7 @@ class RoundMachine:
         if lacked and lacked != self._lacked:
             # Once: each device that enrols is said anyway. A fleet that shrinks below it later
             # would stand still without a word.
-            _LOG.info(
-                "no round opens before %d devices are enrolled (round.wait_for_devices)%s; "
-                "there are %d",
-                wanted,
-                f" with {self._selector}" if self._selector else "",
-                enrolled,
-            )
+            LogEvent.DEVICES_LACKING.log(wanted=wanted, labels=self._selector, enrolled=enrolled)
         self._lacked = lacked
         return not lacked
 
@@ -494,14 +485,14 @@ class RoundMachine:
         return RoundOpened(row, self._aggregation.participants)
 
     def _wait_for_room(self, why: str) -> None:
-        _LOG.error("no round opens: %s", why)  # once for each limit
+        LogEvent.ROUND_TOO_LARGE.log(why=why)  # once for each limit
         self._no_room_at = self._store.fleet.facts.packet_bytes
         self._store.facts.no_room = why
         self._aggregation.resume(None)
 
     def _hold(self, row: RoundRow, why: str, error: Exception) -> RoundHeld:
         # What was committed stays, and so does the service: it says what is wrong, and waits.
-        _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
+        LogEvent.ROUND_HELD.log(error, round=row.round, why=why)
         with self._store.database.transaction():
             if self.current is None:
                 self._store.facts.unpublished = why
@@ -555,9 +546,9 @@ class RoundMachine:
             if harm is not None:
                 self._store.facts.unpublished = harm
         if found:
-            _LOG.info("%s", found)
+            LogEvent.EVALUATED.log(found=found)
         if harm is not None:
-            _LOG.error("no round opens after round %d: %s", row.round, harm)
+            LogEvent.ROUND_STOPPED.log(round=row.round, why=harm)
         self.current = None
         self.reload_hold()
         self._attendance.end()

@@ -149,6 +149,14 @@ class LogEvent(Enum):
         "the problem `chunk-store`",
     )
     CHUNKS_WRITTEN = (INFO, "chunks can be written to {place} again", "it is over")
+    # the console
+    CONSOLE_SAID = (INFO, "console: {text}", "a line of its process, which `serve` runs")
+    CONSOLE_ENDED = (
+        WARNING,
+        "the console ended: {problem}. serve goes on, and starts it again",
+        "the problem `console-away`",
+    )
+    CONSOLE_FAILED = (ERROR, "{what} failed", "by the console itself; a traceback comes with it")
     # devices
     ENROLLED = (INFO, "enrolled {device}", "a device has joined")
     CODE_LEAKED = (

@@ -80,6 +80,8 @@ class AggregatorHome:
         """What ``serve`` says of its broker and its store, while it runs here."""
         self.audit_file = folder / "audit.jsonl"
         """Who did what, when; see ``aggregator.operate.audit``."""
+        self.console_file = folder / "console.json"
+        """Who may see and do what in the console; see ``aggregator.console.users``."""
         self.held = False
         """Whether this process holds it: see :func:`serve_lock`."""
 

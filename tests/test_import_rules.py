@@ -82,6 +82,27 @@ _SERVER = frozenset(
 )
 
 
+_BELOW_THE_CONSOLE = (
+    *(
+        "clock",
+        "console",
+        "errors",
+        "events",
+        "evaluation",
+        "home",
+        "keys",
+        "look",
+        "models",
+        "operate",
+    ),
+    *("store", "task"),
+)
+_PAGES = frozenset({"anyio", "argon2", "h11", "jinja2", "markupsafe", "multipart", "segno"}) | {
+    "starlette",
+    "uvicorn",
+}
+
+
 def _device(folder: str, below: str, libraries: str = "numpy") -> Rule:
     """A folder of the device that may import itself, folders below it, and these libraries."""
     names = {f"device_sdk.{name}" for name in [folder.replace("/", "."), *below.split()]}
@@ -158,11 +179,18 @@ RULES = (
             | (_CONTRACT | _SOLVE | _SERVER)
         ),
         frozenset({"onnxruntime"}),
-        apart="aggregator/simulate aggregator/demo aggregator/evaluation_picture.py",
+        apart="aggregator/simulate aggregator/demo aggregator/evaluation_picture.py "
+        "aggregator/console",
     ),
     Rule(
         "aggregator/evaluation_picture.py",
         frozenset({"aggregator", "device_sdk.evaluation", "matplotlib"}),
+    ),
+    Rule("aggregator/look", frozenset({"aggregator.look"})),
+    # Pages over a fleet, which know nothing of what serves it; only its command loads them.
+    Rule(
+        "aggregator/console",
+        frozenset({f"aggregator.{name}" for name in _BELOW_THE_CONSOLE} | _CONTRACT | _PAGES),
     ),
     # A whole fleet on one machine; only its command loads it, when it runs.
     Rule(
@@ -197,7 +225,7 @@ RULES = (
     _server(
         "serve",
         "clock evaluation home keys logs publish refusals rounds shared store task",
-        libraries="prometheus_client",
+        libraries=f"prometheus_client {_TRIAL}",
     ),
     # What commands, and whoever else asks, are told and do: above what serves, which knows nothing
     # of it.
@@ -393,8 +421,9 @@ def test_the_whole_device_imports_without_what_only_others_install() -> None:
 
 
 def test_the_aggregator_imports_no_more_of_the_device_than_the_contract() -> None:
-    blocked = frozenset({"torch", "onnx", "onnxruntime", "export", "matplotlib", "ray"})
-    modules = _modules_after_importing("aggregator", blocked, "aggregator.simulate aggregator.demo")
+    blocked = frozenset({"torch", "onnx", "onnxruntime", "export", "matplotlib", "ray"}) | _PAGES
+    apart = "aggregator.simulate aggregator.demo aggregator.console"
+    modules = _modules_after_importing("aggregator", blocked, apart)
     assert "aggregator" in modules
     device = {name for name in modules if _below(name, "device_sdk")} - {"device_sdk"}
     packages = {"device_sdk.wire", "device_sdk.methods"} | {

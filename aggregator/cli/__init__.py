@@ -38,6 +38,7 @@ examples: a fleet in five steps
         "rollback": "make an older version's model the next version",
         "revoke": "send a device away for good",
         "rotate": "replace the serving keys, the root key or the group key",
+        "console": "answer browsers with pages of the fleet, say who may see them",
         "audit": "show who did what with the fleet",
         "release": "let a round go on that is held",
         "broker": "say where the broker is, or move the fleet to another one",

@@ -11,11 +11,8 @@ from pathlib import Path
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
-from aggregator.operate import lookup
 from aggregator.operate.devices import require_device_name
 from aggregator.operate.fleet import Fleet
-from aggregator.store import Store
-from aggregator.store.rows import TaskRow
 from device_sdk.wire.publish.task_messages import require_labels
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -58,11 +55,6 @@ def add_task(
 ) -> None:
     """The option ``--task``."""
     parser.add_argument("--task", metavar="NAME", help=help)
-
-
-def tasks_of(store: Store, arguments: argparse.Namespace) -> list[TaskRow]:
-    """The task that was named, or all of them. Raises AggregatorError where there is no such."""
-    return lookup.tasks_of(store, arguments.task)
 
 
 def duration_seconds(text: str) -> int:

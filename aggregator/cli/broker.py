@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import time
 
-from aggregator.cli.arguments import add_home, duration_seconds, home_of
+from aggregator.cli.arguments import add_home, duration_seconds, opened
 from aggregator.errors import AggregatorError
-from aggregator.home import is_served
-from aggregator.operate.health import move_lines
-from aggregator.serve.successor import (
-    ask_for_move,
-    call_off,
-    find_move,
-    next_move,
-    require_movable,
-    where_serve_is,
-)
-from aggregator.store import Store
-from aggregator.task.file import read_task
-from device_sdk.link.broker_url import WAY_PARTS, BrokerWay, parse_broker_url
+from device_sdk.link.broker_url import WAY_PARTS
 
 DESCRIPTION = """\
 Shows where the fleet's broker is, or moves the fleet to another one: broker move URL. Serve, which
@@ -68,61 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    home = home_of(arguments)
-    task = read_task(home.task_file)
-    named, cluster = task.fleet.broker.way, task.fleet.cluster
-    store = home.open_store()
-    try:
-        if arguments.action != "show":
-            require_movable(cluster)
-            act = _move if arguments.action == "move" else _stay
-            with store.database.transaction():  # another operator may be at it, too
-                act(store, named, arguments)
-        _show(store, named)
-        if arguments.action != "show" and not (is_served(home) or store.lease.is_held()):
+    with opened(arguments) as fleet:
+        if arguments.action == "move":
+            if not arguments.url:
+                raise AggregatorError("say where to: broker move URL")
+            parts = {name: getattr(arguments, name) for name in WAY_PARTS}
+            fleet.move_broker(arguments.url, arguments.grace, own=arguments.own, **parts)
+        elif arguments.action == "stay":
+            fleet.stay_at_broker()
+        found = fleet.broker()
+        print(f"broker       {', '.join(map(str, found.ways))}")
+        for line in found.said:
+            print(line)
+        if arguments.action != "show" and not fleet.health().serves:
             print("serve does not run: it is announced when it does")
-    finally:
-        store.database.close()
     return 0
-
-
-def _move(store: Store, named: BrokerWay, arguments: argparse.Namespace) -> None:
-    if not arguments.url:
-        raise AggregatorError("say where to: broker move URL")
-    now = time.time()
-    here, *_ = where_serve_is(find_move(store), named, now)
-    try:
-        told = parse_broker_url(arguments.url)
-        if told.user is not None:
-            raise ValueError(
-                "devices have users of their own: leave it out of the URL, and give --user"
-            )
-        own = parse_broker_url(arguments.own or arguments.url)
-        way = named if own.address == named.url.address else here.at(own)
-        new = way.changed(**{name: getattr(arguments, name) for name in WAY_PARTS})
-        new.read()
-    except ValueError as error:
-        raise AggregatorError(str(error)) from None
-    if new.url.address == here.url.address:
-        raise AggregatorError(f"serve is at {here} already")
-    move = next_move(store, named, told.address, new, int(now) + arguments.grace, now)
-    ask_for_move(store, move)
-
-
-def _stay(store: Store, named: BrokerWay, arguments: argparse.Namespace) -> None:
-    move, now = find_move(store), time.time()
-    if move is None or move.is_called_off:
-        raise AggregatorError("no move is under way")
-    if move.is_over(now):
-        raise AggregatorError(
-            f"the fleet has moved to {move.new}: to go back, move to the old broker's URL"
-        )
-    ask_for_move(store, call_off(store, move, now))
-
-
-def _show(store: Store, named: BrokerWay) -> None:
-    now = time.time()
-    ways = where_serve_is(find_move(store), named, now)
-    print(f"broker       {', '.join(map(str, ways))}")
-    for line in move_lines(store, named, now):
-        print(line)

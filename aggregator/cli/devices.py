@@ -21,15 +21,15 @@ from aggregator.cli.arguments import (
 )
 from aggregator.errors import AggregatorError
 from aggregator.operate.devices import DeviceInTask, FleetDevice
-from aggregator.operate.names import shows_clash
 from device_sdk.system.printable import ago, printable
 
 DESCRIPTION = """\
-Lists the devices: id, name, labels, when each was seen last, its version of Tessera (sdk) and, by
-task, what it told of its newest round there (outcome and reason, the columns or artifact that it
-picked as option) and when an update of it was counted last. With several tasks there is a line for
-each device and each task that it is meant for. Other commands know a device by its name, or by the
-first digits of its id; --json has the whole id. Below: codes that a second device tried to use.
+Lists the devices: id, name, labels, state (active, silent when it was not heard of for a day, on
+two machines, or revoked), when each was seen last, its version of Tessera (sdk) and, by task, what
+it told of its newest round there (outcome and reason, the columns or artifact that it picked as
+option) and when an update of it was counted last. With several tasks there is a line for each
+device and each task that it is meant for. Other commands know a device by its name, or by the first
+digits of its id; --json has the whole id. Below: codes that a second device tried to use.
 
 devices label ID NAME=VALUE... changes labels, also while serve runs; NAME= takes one away, and
 --name renames the device. Labels that a device gives itself show too; the operator's win."""
@@ -68,8 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is not None:
         raise AggregatorError("--name goes with label ID")
     with opened(arguments) as fleet:
-        devices, leaked = fleet.devices(arguments.task), fleet.leaked_codes()
-        several = len(fleet.tasks()) > 1
+        devices, problems = fleet.devices(arguments.task), fleet.health().own_problems
     seen = [each for each in devices if dict(arguments.label).items() <= each.labels.items()]
     if arguments.task is not None:
         seen = [each for each in seen if each.tasks]
@@ -78,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if seen:
         now = time.time()
+        told_of = {part.task for each in seen for part in each.tasks}
+        several = len(told_of) > 1 or arguments.task is not None
         lines = [line for each in seen for line in _lines(each, now, several)]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
     elif not devices:
@@ -86,13 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         print("no device has these labels: tessera-aggregator devices lists all")
     else:
         print(f"task {arguments.task} is for none of the devices: see [task] only in its file")
-    for token in leaked:
-        owner = "nobody" if token.device_id is None else token.device_id.hex()
-        stranger = (token.last_stranger or b"").hex()[:16]
-        print(
-            f"warning: the code of {owner} was tried {token.strangers} times by another key, last "
-            f"by {stranger}...: it leaked or went to two devices"
-        )
+    for problem in problems:
+        if problem.code == "code-leaked":
+            print(f"{problem.severity}: {problem.sentence}")
     return 0
 
 
@@ -117,13 +114,6 @@ def _change(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _state(device: FleetDevice, now: float) -> str:
-    if device.revoked_unix_seconds is not None:
-        return "revoked"
-    clashes = shows_clash(device.on_two_machines_unix_seconds, now)
-    return "on two machines" if clashes else "active"
-
-
 def _lines(device: FleetDevice, now: float, several: bool) -> Iterator[dict[str, str]]:
     """One for each task, named where there are several."""
     for part in device.tasks or [DeviceInTask()]:
@@ -131,7 +121,7 @@ def _lines(device: FleetDevice, now: float, several: bool) -> Iterator[dict[str,
             "device": device.short_id,
             "name": printable(device.name or "-"),
             "labels": printable(labels_told(device.labels) or "-"),
-            "state": _state(device, now),
+            "state": str(device.state),
             "joined": ago(device.enrolled_unix_seconds, now),
             "seen": ago(device.last_seen_unix_seconds, now),
             "sdk": printable(device.sdk or "-"),

@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with opened(arguments) as fleet:
-        released, several = fleet.release(arguments.task), len(fleet.tasks()) > 1
+        released = fleet.release(arguments.task)
     for each in released:
         line = f"round {each.round} is published once more"
         if each.dropped is not None:
             line = f"round {each.round} goes on; {each.dropped} updates in quarantine were dropped"
-        print(f"{each.task}: {line}" if several else line)
+        print(f"{each.task}: {line}")
     return 0

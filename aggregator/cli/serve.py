@@ -21,6 +21,7 @@ from aggregator.logs import LogForm, LogLevel, LogSettings
 from aggregator.operate.health import ProblemWatch
 from aggregator.serve.alone import Hooks, serve_alone
 from aggregator.serve.assembly import World
+from aggregator.serve.beside import Beside, console_command
 from aggregator.serve.live import LiveView, PlainView, View, log_round
 from aggregator.serve.metrics import Snapshot, Told, serve_metrics
 from aggregator.serve.service import Service
@@ -141,7 +142,10 @@ def run(arguments: argparse.Namespace) -> int:
             ready.turn()
             view.show(service)
 
-        hooks = Hooks(log_round, turned, ready)
+        console = Beside(console_command(home.folder, task.path))
+        if task.fleet.console.address is not None:
+            stack.enter_context(console)
+        hooks = Hooks(log_round, turned, ready, console.problem)
         if arguments.cluster is None:
             serve_alone(home, task, world, stopping.is_set, hooks)
         else:

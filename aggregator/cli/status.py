@@ -10,10 +10,11 @@ from dataclasses import asdict
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
+from aggregator.cli.arguments import add_home, add_task, home_of, opened
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import as_json, in_a_line, what_it_brings, what_serves
-from aggregator.operate.health import FleetHealth, TaskHealth, move_lines
+from aggregator.operate.health import FleetHealth, TaskHealth, reach_problems
+from aggregator.operate.moving import move_lines
 from aggregator.operate.problems import FleetProblem, Severity
 from aggregator.operate.waiting import listed
 from aggregator.serve.reach import read_reach
@@ -45,23 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    home = home_of(arguments)
-    now = time.time()
     try:
-        store = home.open_store()
+        fleet = opened(arguments)
     except AggregatorError:
-        reach = read_reach(home.live_file)
+        reach = read_reach(home_of(arguments).live_file)
         if reach is not None and not arguments.json:
+            now = time.time()
             print(f"serve        {printable(reach.words(now))}", flush=True)
+            _print_problems(FleetProblem(*each) for each in reach_problems(reach, now))
         raise
-    try:
-        health = FleetHealth(home, store, now, tasks_of(store, arguments), arguments.rounds)
+    with fleet:
+        health = fleet.health(arguments.task, arguments.rounds)
         if arguments.json:
             print(json.dumps(_as_json(health), indent=2))
         else:
             _print(health)
-    finally:
-        store.database.close()
     return 0
 
 
@@ -114,10 +113,10 @@ def _print_cluster(health: FleetHealth) -> None:
         print("coordinator  none: workers go on, and end after ten minutes")
     else:
         return
-    for each, state in health.workers:
-        cell = f"{printable(each.cell)}, " if each.cell else ""
-        state = state or "connected"
-        print(f"worker {each.slot:<5} {cell}{each.shards} shards, start {each.epoch}, {state}")
+    for worker in health.workers:
+        row, state = worker.row, worker.problem or "connected"
+        cell = f"{printable(row.cell)}, " if row.cell else ""
+        print(f"worker {row.slot:<5} {cell}{row.shards} shards, start {row.epoch}, {state}")
 
 
 def _print_head(task: TaskHealth) -> None:
@@ -147,6 +146,12 @@ def _print_task(task: TaskHealth, several: bool) -> None:
         shares = task.counted_by_part.items()
         told = ", ".join(f"{printable(part)}: {share:.0%}" for part, share in shares)
         print(f"counted      of what was asked for in the last rounds: {told}")
+    if (arrivals := task.arrivals) is not None:
+        print(
+            f"arrivals     half of the devices' updates within {span(arrivals.half)} of a round's "
+            f"opening, nine tenths within {span(arrivals.nine_tenths)}, all within "
+            f"{span(arrivals.longest)}"
+        )
     if (stopped_at := task.store.facts.stopped_at) is not None:
         print(
             f"stopped      nothing has improved version {stopped_at} for "
@@ -224,7 +229,7 @@ def _as_json(health: FleetHealth) -> dict[str, object]:
         "serves": health.serves,
         "serve": None if health.reach is None else asdict(health.reach),
         "coordinator": asdict(lease) if lease is not None and store.lease.is_held() else None,
-        "workers": [asdict(each) for each, _ in health.workers],
+        "workers": [asdict(each.row) for each in health.workers],
         "rounds": first["rounds"],
         "tasks": [_task_as_json(task) for task in health.tasks],
     }
@@ -257,6 +262,7 @@ def _task_as_json(task: TaskHealth) -> dict[str, object]:
         "rollback": asdict(task.rollback),
         "evaluation": _evaluation_as_json(task),
         "unpublished": task.store.facts.unpublished,
+        "arrivals": None if task.arrivals is None else asdict(task.arrivals),
         "outcomes": [each._asdict() for each in task.outcomes],
         "devices_by_part": task.trained,
         "counted_by_part": task.counted_by_part,

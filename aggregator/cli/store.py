@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from aggregator.cli.arguments import add_home, elsewhere, home_of
+from aggregator.cli.arguments import add_home, elsewhere, opened
 from aggregator.errors import AggregatorError
-from aggregator.home import AggregatorHome
 from aggregator.store.roles import grant_worker
 from device_sdk.system.printable import printable
 
@@ -43,32 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    home = home_of(arguments)
-    if arguments.move:
-        url = home.named_store()
-        if url is None:
-            raise AggregatorError(
-                f'{home.task_file} names no database: write store = "postgresql://..." under '
-                "[cluster] first"
-            )
-        home = AggregatorHome(home.folder, url)
-        home.move_store()
-    elif arguments.move_back:
-        home.move_store_back()
-        home = AggregatorHome(home.folder)
-    store = home.open_store()
-    if arguments.worker_role is not None:
-        try:
+    with opened(arguments) as fleet:
+        if arguments.move or arguments.move_back:
+            fleet.move_store(back=arguments.move_back)
+        health, home = fleet.health(), fleet.home
+        if arguments.worker_role is not None:
             if home.store_url is None:
                 raise AggregatorError("roles are a database's, and this home's store is a file")
-            grant_worker(store.database, arguments.worker_role)
-        except BaseException:
-            store.database.close()
-            raise
-        print(f"workers      {printable(arguments.worker_role)} has what they need, and no more")
-    print(f"store        {printable(store.database.where)}")
-    print(f"devices      {sum(1 for _ in store.devices.all())}")
-    store.database.close()
+            grant_worker(health.store.database, arguments.worker_role)
+            print(f"workers      {printable(arguments.worker_role)} has what they need, no more")
+        print(f"store        {printable(health.store.database.where)}")
+        print(f"devices      {len(health.devices)}")
     if note := elsewhere(home):
         print(f"note         {note}")
     return 0

@@ -205,7 +205,8 @@ def coordinate(
     """
     _require_not_served(home)
     with ExitStack() as stack:
-        reach = Reaching(home.live_file, world.unix_clock, world.sleep, stopping)
+        told = hooks.console_problem
+        reach = Reaching(home.live_file, world.unix_clock, world.sleep, stopping, told)
         stack.callback(reach.close)
         holder = f"{socket.gethostname()}, process {os.getpid()}"
         first = reach.await_store(home.open_store)

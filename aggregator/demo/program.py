@@ -18,11 +18,11 @@ from aggregator.demo.broker import mosquitto_path
 from aggregator.demo.child import FleetError, interrupted_once
 from aggregator.demo.digits import DealtDigits, deal_digits
 from aggregator.demo.fleet import round_bar
-from aggregator.demo.page import milliseconds
 from aggregator.demo.plan import CLASSES, ClassPace, round_seconds
 from aggregator.demo.report import class_rows, findings, report_html, scheme_rows, shown
 from aggregator.demo.run import DigitsResults, run_fleet
 from aggregator.demo.work_clock import WorkClock, yardstick_seconds
+from aggregator.look.page import milliseconds
 from device_sdk.errors import DeviceError
 from device_sdk.system.files import write_atomically
 

@@ -7,10 +7,10 @@ from html import escape
 from statistics import fmean
 
 from aggregator.demo.baselines import Reached
-from aggregator.demo.charts import Bar, Line, bar_chart, line_chart
-from aggregator.demo.page import FLEET, factor, milliseconds, page, section, span, table, tiles_of
 from aggregator.demo.plan import CLASSES, rungs
 from aggregator.demo.run import DigitsResults
+from aggregator.look.charts import Bar, Line, bar_chart, line_chart
+from aggregator.look.page import FLEET, factor, milliseconds, page, section, span, table, tiles_of
 from device_sdk.artifact.load import read_manifest
 
 TOGETHER = "together"

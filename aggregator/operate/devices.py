@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.operate.names import ID_DIGITS, parts_of
+from aggregator.operate.names import ID_DIGITS, parts_of, shows_clash
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, LastParticipation, TaskRow
 from aggregator.task.file import served_selector
@@ -18,6 +19,28 @@ from device_sdk.wire.publish.report import Details, ItemCount, Report
 from device_sdk.wire.publish.task_messages import require_labels
 
 _MOST_NAME_BYTES = 64
+_SILENT_SECONDS = 86_400
+"""Phones are charged, and plants work, once a day."""
+
+
+class DeviceState(StrEnum):
+    """How a device is doing, in a word. ``silent``: it was not heard of for a day."""
+
+    ACTIVE = "active"
+    SILENT = "silent"
+    ON_TWO_MACHINES = "on two machines"
+    REVOKED = "revoked"
+
+
+def state_of(row: DeviceRow, seen: int | None, clash: int | None, now: float) -> DeviceState:
+    """A device's. ``seen``, ``clash``: when it was heard of last, and showed on two machines; in
+    Unix seconds as ``now``."""
+    if row.revoked_unix_seconds is not None:
+        return DeviceState.REVOKED
+    if shows_clash(clash, now):
+        return DeviceState.ON_TWO_MACHINES
+    heard = row.enrolled_unix_seconds if seen is None else seen
+    return DeviceState.SILENT if now - heard >= _SILENT_SECONDS else DeviceState.ACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +83,7 @@ class FleetDevice:
 
     Attributes:
         labels: the operator's, and below them those that it gives itself.
+        state: how it is doing.
         first_round: counted over all tasks, the first one that it takes part in.
         on_two_machines_unix_seconds: when it showed last that two machines have its identity.
         sdk: its version of Tessera, as it told last; and so ``runtime`` and ``platform``.
@@ -69,6 +93,7 @@ class FleetDevice:
     device_id: str
     name: str | None
     labels: Mapping[str, str]
+    state: DeviceState
     enrolled_unix_seconds: int
     first_round: int
     revoked_unix_seconds: int | None
@@ -106,10 +131,14 @@ class DeviceReader:
     """What each device did last, in all tasks, as the store has it at one moment."""
 
     def __init__(
-        self, home: AggregatorHome, store: Store, chosen: Collection[str | None] | None = None
+        self,
+        home: AggregatorHome,
+        store: Store,
+        now: float,
+        chosen: Collection[str | None] | None = None,
     ) -> None:
-        """``chosen``: the tasks to be told of; None: all."""
-        self._chosen = chosen
+        """``now``: Unix seconds; ``chosen``: the tasks to be told of; None: all."""
+        self._now, self._chosen = now, chosen
         self._tasks = [_TaskOfDevices(home, store, row) for row in store.tasks.all()]
         self._seen, self._clashes = store.devices.seen(), store.devices.clashes()
 
@@ -124,15 +153,17 @@ class DeviceReader:
         known = [(part, details) for part, details in told if details is not None]
         newest = max(known, key=lambda each: each[0].told_unix_seconds or 0, default=None)
         details = None if newest is None else newest[1]
+        seen, clash = self._seen.get(row.device_id), self._clashes.get(row.device_id)
         return FleetDevice(
             row.device_id.hex(),
             row.name,
             {**(details.labels if details else {}), **row.labels},
+            state_of(row, seen, clash, self._now),
             row.enrolled_unix_seconds,
             row.first_round,
             row.revoked_unix_seconds,
-            self._seen.get(row.device_id),
-            self._clashes.get(row.device_id),
+            seen,
+            clash,
             None if details is None else details.sdk,
             None if details is None else details.runtime,
             None if details is None else details.platform,

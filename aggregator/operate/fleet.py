@@ -14,7 +14,7 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives, rotate_keys, rotate_root
 from aggregator.keys.registry import revoke
 from aggregator.models import Format
-from aggregator.operate import invitations, tasks, versions
+from aggregator.operate import invitations, moving, tasks, versions
 from aggregator.operate.audit import DONE, AuditEntry, AuditLog, system_user
 from aggregator.operate.checking import USUAL_LOOK, Checked, Looking, check_files
 from aggregator.operate.devices import (
@@ -28,11 +28,13 @@ from aggregator.operate.devices import (
 from aggregator.operate.health import FleetHealth, Rollback
 from aggregator.operate.invitations import UnusedCode
 from aggregator.operate.lookup import device_of, task_of, tasks_of
+from aggregator.operate.moving import FleetBroker
+from aggregator.operate.restoring import begin_generation
 from aggregator.operate.rounds import ReleasedRound, release
 from aggregator.operate.tasks import STEP_SECONDS, WAIT_SECONDS, TaskChange, TaskSummary, Waited
 from aggregator.operate.versions import FleetEvaluations, FleetVersions, ModelFiles
 from aggregator.store import Store
-from aggregator.store.rows import RoundRow, TokenRow
+from aggregator.store.rows import RoundRow
 from device_sdk.system.printable import in_words
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.keys import RandomBytes
@@ -126,13 +128,13 @@ class Fleet:
         """All of them, revoked ones too, in the order in which they joined: with what they did in
         all tasks, or in this one."""
         chosen = {row.name for row in tasks_of(self._store, task)}
-        read = DeviceReader(self.home, self._store, chosen).read
+        read = DeviceReader(self.home, self._store, self._clock(), chosen).read
         return [read(row) for row in self._store.devices.all()]
 
     def device(self, device: str) -> FleetDevice:
         """One of them."""
         row = device_of(self._store, device)
-        return DeviceReader(self.home, self._store).read(row)
+        return DeviceReader(self.home, self._store, self._clock()).read(row)
 
     def revoke(self, device: str) -> RevokedDevice:
         """Send a device away for good."""
@@ -210,10 +212,6 @@ class Fleet:
         """Have nobody join with a code any more, by the first digits of its id."""
         with self._doing("withdraw", code=code_id):
             return invitations.withdraw(self._store, code_id, int(self._clock()))
-
-    def leaked_codes(self) -> list[TokenRow]:
-        """Codes that a second device tried to use."""
-        return self._store.tokens.tried_by_strangers()
 
     # -- tasks and their rounds --------------------------------------------------------------------
 
@@ -401,3 +399,69 @@ class Fleet:
         """A new group key from the next round on."""
         with self._doing("rotate group"):
             self._store.facts.rotation_due = True
+
+    # -- where it is -------------------------------------------------------------------------------
+
+    def broker(self) -> FleetBroker:
+        """Where ``serve`` is, and what there is to say of a move."""
+        return FleetBroker.read(self.home, self._store, self._clock())
+
+    def move_broker(
+        self,
+        url: str,
+        grace_seconds: int = 7 * invitations.DAY_SECONDS,
+        *,
+        own: str | None = None,
+        **parts: str | None,
+    ) -> None:
+        """Move the fleet to another broker: ``serve`` is at both until ``grace_seconds`` are over
+        and a device has been there.
+
+        Args:
+            url: the new one's, as devices see it.
+            own: by which this machine reaches it; None: by ``url`` too.
+            parts: what is another one there than at the broker before, of ``user``,
+                ``password_file``, ``ca_file``, ``certificate_file``, ``key_file`` and
+                ``client_id_prefix``.
+        """
+        doing = self._doing("move broker", url=url, grace_seconds=grace_seconds, own=own, **parts)
+        with doing, self._store.database.transaction():  # another operator may be at it, too
+            moving.move(self.home, self._store, self._clock(), url, grace_seconds, own, parts)
+
+    def stay_at_broker(self) -> None:
+        """Call the move off."""
+        with self._doing("stay at broker"), self._store.database.transaction():
+            moving.stay(self.home, self._store, self._clock())
+
+    def move_store(self, *, back: bool = False) -> None:
+        """Move everything from the home's file into the database that the task file names, or
+        back into a file. No ``serve`` may run."""
+        with self._doing("move store", back=back):
+            url = self.home.named_store()
+            if not back and url is None:
+                raise AggregatorError(
+                    f'{self.home.task_file} names no database: write store = "postgresql://..." '
+                    "under [cluster] first"
+                )
+            self.close()
+            try:
+                if back:
+                    self.home.move_store_back()
+                    self.home = AggregatorHome(self.home.folder)
+                else:
+                    moved = AggregatorHome(self.home.folder, url)
+                    moved.move_store()
+                    self.home = moved
+            finally:
+                self._store = self.home.open_store()
+
+    def restored(self, *, after: int = 0) -> int:
+        """To be called once after the home was put back from a backup, while no ``serve`` runs; the
+        generation that begins. Devices accept rounds only in a new one, and the open round is given
+        up. ``after``: it begins after this time, whatever the clock says."""
+        with self._doing("restored", after=after or None) as said:
+            now = int(self._clock())
+            said["generation"] = found = begin_generation(
+                self.home, self._store, now, after, self._random_bytes
+            )
+        return found

@@ -3,6 +3,7 @@ whoever else asks."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -14,25 +15,23 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
-from aggregator.operate.names import called, called_all, parts_of, ranking_of, shows_clash
+from aggregator.operate.devices import DeviceState, state_of
+from aggregator.operate.names import called, called_all, parts_of, ranking_of
 from aggregator.operate.problems import FleetProblem, Severity
 from aggregator.operate.waiting import WaitingRound, known
 from aggregator.rounds.machine import held
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.serve.reach import Reach, read_reach
-from aggregator.serve.successor import find_move
 from aggregator.store import STORE_FAILURES, Store, TaskStore
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.reports import KEPT_ROUNDS, OutcomeCount, UnknownItems
 from aggregator.store.rows import DeviceRow, RoundRow, TaskRow, WorkerRow
 from aggregator.task.evaluation import metric_of
-from aggregator.task.file import served_round, served_selector
+from aggregator.task.file import served_evaluation, served_round, served_selector
 from aggregator.task.request import ReplaceRequest
-from device_sdk.link.broker_url import BrokerWay
 from device_sdk.system.printable import ago, printable, size, span
 
 
@@ -66,6 +65,7 @@ _SHUT_OUT_ROUNDS = 5
 """Of which nobody was counted, though devices were selected: any that lives has come by then."""
 _NO_QUORUM_ROUNDS = 3
 _FEWEST_FAILED = 2
+_UNEVALUATED_VERSIONS = 10
 
 
 class TaskStanding(StrEnum):
@@ -80,6 +80,25 @@ class TaskStanding(StrEnum):
     FINISHED = "finished"
     STALLED = "stalled"
     LEARNING = "learning"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Seconds from a round's opening to a device's update: of half of the devices at most so long,
+    of nine tenths, and of all. Of each device the longest time of late counts."""
+
+    half: float
+    nine_tenths: float
+    longest: float
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Arrivals | None:
+        """None for none."""
+        found = sorted(seconds)
+        if not found:
+            return None
+        half, nine_tenths = (math.ceil(share * len(found)) - 1 for share in (0.5, 0.9))
+        return cls(found[half], found[nine_tenths], found[-1])
 
 
 class TaskHealth:
@@ -102,6 +121,7 @@ class TaskHealth:
         self.eligible = registry.eligible(self.selector.admits)
         """Devices that it is for."""
         self.settings = None if row.served is None else served_round(row.served)
+        self.evaluation = None if row.served is None else served_evaluation(row.served)
         self._latest = self.store.rounds.latest(max(most_rounds, _SHUT_OUT_ROUNDS + 1))
 
     @property
@@ -116,8 +136,7 @@ class TaskHealth:
     @cached_property
     def version(self) -> int:
         """0 before the first."""
-        checkpoint = self.store.checkpoints.get("version")
-        return 0 if checkpoint is None else checkpoint.version
+        return self.store.checkpoints.version()
 
     @cached_property
     def evaluated(self) -> EvaluatedVersion | None:
@@ -137,6 +156,13 @@ class TaskHealth:
     def outcomes(self) -> Sequence[OutcomeCount]:
         """How rounds ended on devices, by round, newest first."""
         return self.store.reports.outcomes()
+
+    @cached_property
+    def arrivals(self) -> Arrivals | None:
+        """How long after its rounds' openings updates come; None before the first."""
+        return Arrivals.of(
+            each.seconds for each in self.store.habits.all().values() if each.seconds is not None
+        )
 
     @cached_property
     def parts(self) -> ModelParts:
@@ -246,13 +272,13 @@ class TaskHealth:
                 f"no round opens before {self.wait_for_devices} devices are enrolled "
                 f"(round.wait_for_devices); there are {self.eligible}",
             )
-        closed = [each for each in self._latest if not each.unfinished and each.expected]
-        if len(closed) >= _SHUT_OUT_ROUNDS and not any(
-            each.participants for each in closed[:_SHUT_OUT_ROUNDS]
-        ):
+        # Those that rest, and those that nobody was selected for, say nothing.
+        closed = [r for r in self._latest if not r.unfinished and r.threshold and r.expected]
+        shut_out, no_quorum = closed[:_SHUT_OUT_ROUNDS], closed[:_NO_QUORUM_ROUNDS]
+        if len(shut_out) == _SHUT_OUT_ROUNDS and not any(each.participants for each in shut_out):
             yield "shut-out", f"no device was counted in the last {_SHUT_OUT_ROUNDS} rounds"
-        elif self._lacks_quorum:
-            counted = ", ".join(str(each.participants) for each in closed[:_NO_QUORUM_ROUNDS])
+        elif len(no_quorum) == _NO_QUORUM_ROUNDS and all(r.next_version is None for r in no_quorum):
+            counted = ", ".join(str(each.participants) for each in no_quorum)
             yield (
                 "no-quorum",
                 f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates, and "
@@ -267,6 +293,16 @@ class TaskHealth:
                     "devices-fail",
                     f"{failed} of {told} devices failed in round {newest[0].round}",
                 )
+        since = 0 if self.evaluated is None else self.evaluated.version
+        if (rules := self.evaluation) is not None and self.version - since >= max(
+            _UNEVALUATED_VERSIONS, 3 * rules.every_rounds
+        ):
+            yield (
+                "unevaluated",
+                f"no version has a figure since {since or 'the first'}, and it is at "
+                f"{self.version}: a figure is of {rules.least_devices} devices or more "
+                "(evaluation.least_devices)",
+            )
         if self.rollback.version is None and self.rollback.dropped is not None:
             yield "rollback-dropped", printable(self.rollback.dropped)
 
@@ -275,12 +311,6 @@ class TaskHealth:
         """Whether no round opens because there are too few."""
         waits = self.open_round is None and self.row.state == "active"
         return waits and self.eligible < (self.wait_for_devices or 0)
-
-    @property
-    def _lacks_quorum(self) -> bool:
-        closed = [each for each in self._latest if not each.unfinished and each.threshold]
-        last = closed[:_NO_QUORUM_ROUNDS]
-        return len(last) == _NO_QUORUM_ROUNDS and all(each.next_version is None for each in last)
 
     @property
     def standing(self) -> TaskStanding:
@@ -313,10 +343,30 @@ LEAST_FREE_BYTES = 256 << 20
 _LEAK_SHOWN_SECONDS = 86_400
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """A cluster's worker, which was silent for so many seconds."""
+
+    row: WorkerRow
+    silent_seconds: float
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it says no longer that it lives."""
+        return self.silent_seconds >= _SILENT_SECONDS
+
+    @property
+    def problem(self) -> str:
+        """In words; empty where it is well."""
+        if self.is_silent:
+            return f"silent for {span(self.silent_seconds)}"
+        return "" if self.row.connected else "no connection to its broker"
+
+
 class FleetHealth:
     """A fleet at one moment, as its home and store have it; as long as the store is open.
 
-    ``now``: Unix seconds. ``task``: of this one alone. ``most_rounds``: of each, as many are shown.
+    ``now``: Unix seconds. ``tasks``: of these alone. ``most_rounds``: of each, as many are shown.
     """
 
     def __init__(
@@ -345,21 +395,18 @@ class FleetHealth:
         return sum(1 for row in self.devices if row.revoked_unix_seconds is None)
 
     @cached_property
-    def workers(self) -> list[tuple[WorkerRow, str]]:
-        """Of a cluster, each with its state in words; empty where it is well."""
-        now, found = self.store.database.now(), []
-        for each in self.store.workers.all():
-            silent = now - each.heartbeat_unix_seconds
-            state = "" if each.connected else "no connection to its broker"
-            found.append(
-                (each, f"silent for {span(silent)}" if silent >= _SILENT_SECONDS else state)
-            )
-        return found
+    def workers(self) -> list[WorkerHealth]:
+        """Of a cluster."""
+        now = self.store.database.now()
+        return [
+            WorkerHealth(each, now - each.heartbeat_unix_seconds)
+            for each in self.store.workers.all()
+        ]
 
     @property
     def works_alone(self) -> bool:
         """Whether a cluster's workers go on without a coordinator."""
-        live = any(not state.startswith("silent") for _, state in self.workers)
+        live = any(not each.is_silent for each in self.workers)
         return live and self.store.lease.find() is not None and not self.store.lease.is_held()
 
     @cached_property
@@ -385,9 +432,9 @@ class FleetHealth:
             yield "serve-stopped", "serve does not run: no round opens or closes"
         if self.reach is not None:
             yield from reach_problems(self.reach, self.now)
-        for worker, state in self.workers if self.serves or self.works_alone else ():
-            if state:
-                yield "worker-away", f"worker {worker.slot} of the cluster: {state}"
+        for worker in self.workers if self.serves or self.works_alone else ():
+            if worker.problem:
+                yield "worker-away", f"worker {worker.row.slot} of the cluster: {worker.problem}"
         free = shutil.disk_usage(self.home.folder).free
         if free < LEAST_FREE_BYTES:
             yield "disk-full", f"{size(free)} are free at {printable(str(self.home.folder))}"
@@ -400,11 +447,20 @@ class FleetHealth:
                 "chunk-store",
                 f"cluster.chunk_store cannot be written to ({printable(facts.mirror_problem)})",
             )
-        for row, seen in self.clashes:
+        for row in self.devices if self._clashes else ():
+            if self.state_of(row) is DeviceState.ON_TWO_MACHINES:
+                seen = ago(self._clashes[row.device_id], self.now)
+                yield (
+                    "two-machines",
+                    f"two machines have the identity of {called(row)} (seen {seen})",
+                    row.device_id,
+                )
+        silent = [each for each in self.devices if self.state_of(each) is DeviceState.SILENT]
+        if len(silent) > self.active / 2:
             yield (
-                "two-machines",
-                f"two machines have the identity of {called(row)} (seen {ago(seen, self.now)})",
-                row.device_id,
+                "devices-silent",
+                f"{len(silent)} of {self.active} devices were not heard of for a day",
+                *(each.device_id for each in silent),
             )
         for token in self.store.tokens.tried_by_strangers():
             if self.now < token.expires_unix_seconds + _LEAK_SHOWN_SECONDS:
@@ -417,17 +473,18 @@ class FleetHealth:
                     *(() if owner is None else (owner.device_id,)),
                 )
 
+    def state_of(self, row: DeviceRow) -> DeviceState:
+        """How a device is doing."""
+        seen, clash = self._seen.get(row.device_id), self._clashes.get(row.device_id)
+        return state_of(row, seen, clash, self.now)
+
     @cached_property
-    def clashes(self) -> list[tuple[DeviceRow, int]]:
-        """The devices that were on two machines of late, and when that showed."""
-        seen = self.store.devices.clashes()
-        return [
-            (row, last)
-            for row in (self.devices if seen else ())
-            if row.revoked_unix_seconds is None
-            and (last := seen.get(row.device_id)) is not None
-            and shows_clash(last, self.now)
-        ]
+    def _seen(self) -> dict[bytes, int]:
+        return self.store.devices.seen()
+
+    @cached_property
+    def _clashes(self) -> dict[bytes, int]:
+        return self.store.devices.clashes()
 
 
 def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
@@ -439,36 +496,18 @@ def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
             f"serve waits for its store for {since}: {printable(reach.store_problem)}",
         )
     if reach.broker and not reach.connected:
-        yield "broker-away", f"serve {printable(reach.words(now))}"
+        why = f": {reach.broker_problem}" if reach.broker_problem else ""
+        yield "broker-away", printable(f"serve {reach.words(now)}{why}")
     if reach.refused_topics:
         topics = ", ".join(map(printable, reach.refused_topics))
         yield "topics-refused", f"the broker refuses the subscription to {topics}"
+    if reach.console_problem:
+        yield "console-away", f"the console does not answer ({printable(reach.console_problem)})"
     if reach.broker_losses:
         yield (
             "broker-drops",
             f"the broker acknowledged {reach.broker_losses} test messages and did not deliver them",
         )
-
-
-def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
-    """What an operator is told of a move, if there is one; ``named``: by the task file."""
-    move = find_move(store)
-    if move is None or (named is not None and not move.is_about(named)):
-        return []
-    told, until = move.announced.url, moment_of(move.until_unix_seconds)
-    said = f"both serve until {until}"
-    if not move.is_reached:
-        said += f", and until a device has been at {move.new}: none has yet"
-    if not move.is_over(now) and move.is_called_off:
-        return [f"stays        devices come back by themselves to {move.new}: {said}"]
-    if not move.is_over(now):
-        return [f"moves        to {told}: devices go there by themselves; {said}"]
-    if named is not None and named.url.address != (url := move.new.url.address):
-        return [
-            f'moved        to {told or url}: write broker.url = "{url}" in the task file, which '
-            "still names the broker before"
-        ]
-    return []
 
 
 # Asked again and again, beside a fleet that is served.

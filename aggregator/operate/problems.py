@@ -60,6 +60,11 @@ KINDS = {
             "the broker acknowledges messages and does not deliver them",
             "raise max_queued_messages at the broker",
         ),
+        _warning(
+            "console-away",
+            "the console, which `serve` runs beside itself, does not answer; rounds go on",
+            "mend what it names, mostly [console] in the task file; serve tries again",
+        ),
         _error(
             "no-coordinator",
             "a cluster's workers take updates in, and nobody opens or closes rounds; they end "
@@ -143,6 +148,16 @@ KINDS = {
             "devices-fail",
             "half of the devices or more that told how the newest round ended failed in it",
             "tessera-aggregator status says why, by reason; task check rehearses the task",
+        ),
+        _warning(
+            "devices-silent",
+            "more than half of the devices were not heard of for a day",
+            "tessera-aggregator devices has them; look at what they share: power, network, app",
+        ),
+        _warning(
+            "unevaluated",
+            "a task evaluates, and its last 10 versions have no figure: too few devices told one",
+            "lower evaluation.least_devices or least_samples, or raise evaluation.share",
         ),
         _warning(
             "rollback-dropped",

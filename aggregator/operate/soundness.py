@@ -34,7 +34,7 @@ class CheckedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NamedPart:
     """Says what is found of one."""
 
     name: str

@@ -17,7 +17,14 @@ from aggregator.store.rows import TaskRow
 from aggregator.store.tasks import FIRST, require_room
 from aggregator.task.artifacts import require_harmless
 from aggregator.task.check import put_in, taken_in, without_fleet
-from aggregator.task.file import Task, parse_task, read_task, served_cohort, shipped_folder
+from aggregator.task.file import (
+    FLEET_TABLES,
+    Task,
+    parse_task,
+    read_task,
+    served_cohort,
+    shipped_folder,
+)
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact.errors import ArtifactError
@@ -59,7 +66,7 @@ class TaskSummary:
     def read(cls, store: Store, row: TaskRow) -> TaskSummary:
         """Of its row."""
         task = store.task(row.number)
-        latest, version = task.rounds.latest(), task.checkpoints.get("version")
+        latest = task.rounds.latest()
         label = task.facts.label
         state = "waits to be replaced" if row.request is not None else row.state
         return cls(
@@ -67,7 +74,7 @@ class TaskSummary:
             state if label is not None else "not served yet",
             None if label is None else label.partition(" ")[2],
             task.facts.generation,
-            0 if version is None else version.version,
+            task.checkpoints.version(),
             latest[0].round if latest else None,
             row.file,
             row.problem,
@@ -348,9 +355,9 @@ def successor(
     new = parse_task(text, path, None if is_first else first.fleet, file)
     if is_first and new.fleet != first.fleet:
         raise AggregatorError(
-            f"{file}: [broker], [keys], [admission] and [metrics] are the fleet's, and cannot be "
-            f"replaced with a task: leave them out, or let them be as in {path}; what you change "
-            f"there takes effect when serve is restarted"
+            f"{file}: {', '.join(f'[{each}]' for each in FLEET_TABLES)} are the fleet's, and "
+            f"cannot be replaced with a task: leave them out, or let them be as in {path}; what "
+            "you change there takes effect when serve is restarted"
         )
     return (names["name"], names["cohort"]), new
 

@@ -35,11 +35,12 @@ def begin_alone(store: Store) -> None:
 @dataclass(frozen=True)
 class Hooks:
     """What is called while a fleet is served: of what happens to rounds, in each turn, and with a
-    service that was made, before it connects."""
+    service that was made, before it connects; and why the console does not answer, if so."""
 
     on_round: Callable[[RoundEvent], None] | None = None
     on_turn: Callable[[Service], None] = lambda service: None
     on_ready: Callable[[Service], None] = lambda service: None
+    console_problem: Callable[[], str] = str
 
 
 @dataclass
@@ -141,7 +142,8 @@ def serve_alone(
     hooks: Hooks = NO_HOOKS,
 ) -> None:
     """Run a fleet until ``stopping()``. Raises AggregatorError."""
-    reach = Reaching(home.live_file, world.unix_clock, world.sleep, stopping)
+    told = hooks.console_problem
+    reach = Reaching(home.live_file, world.unix_clock, world.sleep, stopping, told)
     try:
         store = reach.await_store(home.open_store)
         if store is None:

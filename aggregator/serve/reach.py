@@ -30,6 +30,7 @@ class Reach:
         process: the process's number.
         refused_topics: topic filters that the broker refuses at present.
         broker_losses: messages to ourselves that the broker acknowledged and did not deliver.
+        console_problem: why the console does not answer, which is to; empty where it does.
     """
 
     broker: str = ""
@@ -41,21 +42,15 @@ class Reach:
     process: int = 0
     refused_topics: tuple[str, ...] = ()
     broker_losses: int = 0
+    console_problem: str = ""
 
     def words(self, now_unix_seconds: float) -> str:
-        """One line for people."""
+        """What it is connected to, for people; what it is not, and why, is a problem."""
         since = span(max(0.0, now_unix_seconds - self.broker_since_unix_seconds))
         if not self.broker:
-            said = "runs"
-        elif self.connected:
-            said = f"runs, connected to {self.broker} for {since}"
-        else:
-            why = f": {self.broker_problem}" if self.broker_problem else ""
-            said = f"runs, not connected to its broker {self.broker} for {since}{why}"
-        if self.store_problem:
-            since = span(max(0.0, now_unix_seconds - self.store_since_unix_seconds))
-            said += f"; it waits for its store for {since}: {self.store_problem}"
-        return said
+            return "runs"
+        said = "connected to" if self.connected else "not connected to its broker"
+        return f"runs, {said} {self.broker} for {since}"
 
 
 class HasBroker(Protocol):
@@ -74,7 +69,8 @@ class HasBroker(Protocol):
 class Reaching:
     """Tells it, in the home's file, whenever it changes; and waits for a store that is away.
 
-    ``unix_clock``: Unix seconds; ``stopping``: whether the process is asked to end.
+    ``unix_clock``: Unix seconds; ``stopping``: whether the process is asked to end;
+    ``console_problem``: as of :class:`Reach`.
     """
 
     def __init__(
@@ -83,7 +79,9 @@ class Reaching:
         unix_clock: Callable[[], float],
         sleep: Callable[[float], None],
         stopping: Callable[[], bool],
+        console_problem: Callable[[], str] = str,
     ) -> None:
+        self._console_problem = console_problem
         self._file, self._unix_clock = LiveFile(path), unix_clock
         self._sleep, self._stopping = sleep, stopping
         self._said = Reach()
@@ -144,6 +142,7 @@ class Reaching:
                 refused_topics=self._refused(),
                 broker_losses=link.lost,
             )
+        said = replace(said, console_problem=self._console_problem())
         if said != self._said:
             self._said = said
             self._file.tell(asdict(said))

@@ -58,6 +58,11 @@ class Checkpoints(TableOfTask):
         state = unpack_state(found.state)
         return MethodCheckpoint(kind, found.round, found.seq, found.version, state)
 
+    def version(self) -> int:
+        """The model's, without reading it; 0 before the first."""
+        query = "SELECT version FROM checkpoints WHERE task = ? AND kind = 'version'"
+        return next((int(found) for (found,) in self._database.rows(query, (self._task,))), 0)
+
     def drop_partial(self) -> None:
         self._delete("checkpoints", kind="partial")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address, ip_network
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -235,6 +237,14 @@ def served_round(text: str) -> RoundSettings:
     return RoundSettings.read(TomlTable(tomllib.loads(text)).table("round"))
 
 
+def served_evaluation(text: str) -> EvaluationSettings | None:
+    """Those of a task file which was read before; None without the table."""
+    tables = tomllib.loads(text)
+    if "evaluation" not in tables:
+        return None
+    return TomlTable(tables).table("evaluation").read(EvaluationSettings)
+
+
 def served_cohort(text: str) -> str:
     """That of a task file which was read before."""
     return str(tomllib.loads(text).get("task", {}).get("cohort", TaskTable().cohort))
@@ -323,6 +333,79 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """The table ``[console]``.
+
+    Attributes:
+        address: of this machine, with a port, where browsers ask; without it there is no console.
+        certificate: a file, with its chain: browsers ask by https.
+        key: the certificate's file.
+        hosts: what else browsers call it than this address and localhost, names without a port.
+        trusted_proxy: address or network of a reverse proxy, which says for whom it asks.
+        proxy_user_header: the proxy tells the user's name in it, and takes it off what it is sent.
+    """
+
+    address: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    hosts: tuple[str, ...] = ()
+    trusted_proxy: str | None = None
+    proxy_user_header: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key belong together: name both files, or none")
+        if self.proxy_user_header is not None and self.trusted_proxy is None:
+            raise ValueError(
+                "anybody can send proxy_user_header: say by trusted_proxy whose is believed"
+            )
+        if self.trusted_proxy is not None:
+            try:
+                ip_network(self.trusted_proxy, strict=False)
+            except ValueError:
+                raise ValueError(
+                    f"trusted_proxy is {self.trusted_proxy!r}, and has to be an address such as "
+                    '"127.0.0.1" or a network such as "10.0.0.0/24"'
+                ) from None
+        if not _HEADER.fullmatch(self.proxy_user_header or "X-User"):
+            raise ValueError(
+                f"proxy_user_header is {self.proxy_user_header!r}, and has to be a header's name "
+                'such as "X-Remote-User"'
+            )
+        if self.address is None:
+            return
+        host, _ = self.place
+        if not (self.certificate or self.trusted_proxy or _is_loopback(host)):
+            raise ValueError(
+                f"at {self.address} others than this machine can ask, and passwords would be sent "
+                "in the clear: name certificate and key, or keep to 127.0.0.1, behind a reverse "
+                "proxy with TLS, or name the proxy's address as trusted_proxy"
+            )
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port of the address. Raises ValueError."""
+        found = _ADDRESS.fullmatch(self.address or "")
+        if found is None or int(found[3]) > 65_535:
+            raise ValueError(
+                f"address is {self.address!r}, and has to be an address of this machine with a "
+                'port, such as "127.0.0.1:8443" or "[::1]:8443"'
+            )
+        return found[1] or found[2], int(found[3])
+
+
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """The way to the broker. Its files were readable when the task file was read, and are read
     again at each dial."""
@@ -342,10 +425,11 @@ class SharedSettings:
     """What a renewed descriptor holds for."""
     admission: AdmissionSettings
     metrics: MetricsSettings
+    console: ConsoleSettings = field(default_factory=ConsoleSettings)
     cluster: Cluster = field(default_factory=Cluster)
 
 
-FLEET_TABLES = ("broker", "keys", "admission", "metrics", "cluster")
+FLEET_TABLES = ("broker", "keys", "admission", "metrics", "console", "cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,8 +529,34 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics=replace(metrics, token_file=token_file and str(folder / token_file)),
+        console=_console(root.table("console"), folder),
         cluster=read_cluster(root.table("cluster"), broker.way.url),
     )
+
+
+def _console(table: TomlTable, folder: Path) -> ConsoleSettings:
+    found = table.read(ConsoleSettings)
+    # Whether they can be read is asked where they are used: a fleet is served without them.
+    certificate, key = found.certificate, found.key
+    return replace(
+        found,
+        certificate=certificate and str(folder / certificate),
+        key=key and str(folder / key),
+    )
+
+
+def read_console(path: Path) -> ConsoleSettings:
+    """The table ``[console]`` of the first task's file, whatever else stands in it. Raises
+    TaskError."""
+    try:
+        table = TomlTable(tomllib.loads(path.read_text(encoding="utf-8-sig"))).table("console")
+        return _console(table, path.parent)
+    except OSError as error:
+        raise TaskError(f"{path} cannot be read: {error.strerror}") from None
+    except TaskError as error:
+        raise TaskError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{path} is not TOML: {error}") from None
 
 
 def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) -> Task:

@@ -16,6 +16,7 @@ from aggregator.task.evaluation import EvaluationSettings
 from aggregator.task.file import (
     AdmissionSettings,
     BrokerTable,
+    ConsoleSettings,
     KeySettings,
     MetricsSettings,
     ModelsSettings,
@@ -45,6 +46,12 @@ _EXAMPLES: dict[str, object] = {
     "broker.certificate_file": "client.pem",
     "broker.key_file": "client.key",
     "metrics.token_file": "metrics-token",
+    "console.address": "127.0.0.1:8443",
+    "console.certificate": "console.pem",
+    "console.key": "console.key",
+    "console.hosts": ["console.example"],
+    "console.trusted_proxy": "127.0.0.1",
+    "console.proxy_user_header": "X-Remote-User",
     "cluster.store": "postgresql://tessera@store.example/tessera",
 }
 _ONLY = """\
@@ -113,6 +120,7 @@ def tables_of(method: str) -> dict[str, type[Any]]:
         "keys": KeySettings,
         "admission": AdmissionSettings,
         "metrics": MetricsSettings,
+        "console": ConsoleSettings,
         "cluster": ClusterTable,
     }
 

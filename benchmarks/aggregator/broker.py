@@ -17,7 +17,7 @@ SETTINGS: Mapping[str, Sequence[str]] = {
     "recommended": ("max_queued_messages 10000", "max_inflight_messages 1000"),
     "defaults": (),
 }
-"""What docs/operating/broker.md asks for, and what Mosquitto does without being asked."""
+"""What docs/operating/broker/mosquitto.md asks for, and what Mosquitto does without being asked."""
 ACCOUNTS = {"tessera-aggregator": "server", "edge": "devices"}
 """Passwords by user."""
 ACCOUNTS_FOR = {"aggregator": "tessera-aggregator", "devices": "edge"}

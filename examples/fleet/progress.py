@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from aggregator.demo.page import factor, span
+from aggregator.look.page import factor, span
 
 _PLAIN_EVERY_SECONDS = 5.0
 _MOST_BAR = 40

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.demo.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
-from aggregator.demo.page import (
+from aggregator.look.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
+from aggregator.look.page import (
     FLEET,
     factor,
     milliseconds,

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from aggregator.demo.page import factor, milliseconds, span
+from aggregator.look.page import factor, milliseconds, span
 from examples.fleet.evaluate import FleetQuality
 from examples.fleet.plan import CLASSES, TIMED_PER_CLASS
 from examples.fleet.progress import k_range

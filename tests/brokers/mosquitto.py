@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 RECOMMENDED = ("max_queued_messages 10000", "max_inflight_messages 1000")
-"""What docs/operating/broker.md asks for."""
+"""What docs/operating/broker/mosquitto.md asks for."""
 EXECUTABLE = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from aggregator.demo.charts import Line, line_chart
+from aggregator.look.charts import Line, line_chart
 from examples.fleet.evaluate import FleetQuality
 from examples.fleet.journal import Finished, Measured, RoundQuality, Trouble, UserShown
 from examples.fleet.plan import CLASSES

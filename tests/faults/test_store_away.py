@@ -49,7 +49,9 @@ def test_serve_waits_for_its_store_whatever_it_was_doing_and_says_so(
 
     postgres.stop()
     serve.start()
-    wait_until(lambda: "it waits for its store" in (text := said()) and "cannot be reached" in text)
+    wait_until(
+        lambda: "serve waits for its store" in (text := said()) and "cannot be reached" in text
+    )
     postgres.start()
     serve.await_connections(1)
     with Device.enrol(
@@ -81,7 +83,7 @@ def test_serve_waits_for_its_store_whatever_it_was_doing_and_says_so(
         wait_until(lambda: "not connected to its broker" in said())
         assert json.loads(said("--json"))["serve"]["connected"] is False
         postgres.stop()
-        wait_until(lambda: "it waits for its store" in said())
+        wait_until(lambda: "serve waits for its store" in said())
         assert serve.stop() == 0, "it can be stopped meanwhile"
         postgres.start()
         broker.start()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -128,6 +129,37 @@ def test_models_leave_as_bytes_are_pinned_and_gone_back_to(home: AggregatorHome)
         assert fleet.versions().rollback.version == 0
         assert fleet.cancel_rollback().version == 0
         assert fleet.versions().rollback.version is None
+
+
+def test_a_fleet_moves_and_is_put_back_and_that_is_noted(home: AggregatorHome) -> None:
+    now = int(time.time())
+    with Fleet.open(home.folder, actor="anna", clock=lambda: now + 60.0) as fleet:
+        (here,) = fleet.broker().ways
+        with pytest.raises(AggregatorError, match=r"serve is at .* already"):
+            fleet.move_broker(str(here.url))
+        with pytest.raises(AggregatorError, match="no move is under way"):
+            fleet.stay_at_broker()
+        fleet.move_broker("mqtt://elsewhere.example:1884", 3600)
+        assert len(fleet.broker().ways) == 2 and "moves" in fleet.broker().said[0]
+        fleet.stay_at_broker()
+        assert "stays" in fleet.broker().said[0]
+        with pytest.raises(AggregatorError, match="names no database"):
+            fleet.move_store()
+        with pytest.raises(AggregatorError, match="already"):
+            fleet.move_store(back=True)
+        assert fleet.tasks(), "it goes on with the store that it has"
+        assert fleet.restored() == now + 60 < fleet.restored(after=now + 3600)
+        said = [(each.action, each.outcome == "done") for each in fleet.audit(20)]
+    assert said == [
+        ("move broker", False),
+        ("stay at broker", False),
+        ("move broker", True),
+        ("stay at broker", True),
+        ("move store", False),
+        ("move store", False),
+        ("restored", True),
+        ("restored", True),
+    ]
 
 
 def test_several_threads_and_processes_use_it_at_once(home: AggregatorHome) -> None:

@@ -14,17 +14,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aggregator import Fleet
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import make_codes
-from aggregator.operate.health import FleetHealth, ProblemWatch, TaskStanding
+from aggregator.operate.health import Arrivals, FleetHealth, ProblemWatch, TaskStanding
 from aggregator.operate.problems import KINDS, FleetProblem
 from aggregator.serve.metrics import Told, serve_metrics
 from aggregator.serve.reach import Reach
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, RoundRow, StoredReport
+from aggregator.store.versions import MethodCheckpoint
 from aggregator.task.file import MetricsSettings, read_task
 from device_sdk.system.lock import LiveFile
 from tests.brokers.fixtures import MakeMosquitto
@@ -93,6 +96,12 @@ def workers(store: Store, *, coordinated: bool) -> None:
     store.workers.beat(0, connected=not coordinated)
 
 
+def unevaluated(store: Store) -> None:
+    served = '[broker]\nurl = "mqtt://here"\n[evaluation]\nmetrics = ["hr10"]\n'
+    store.tasks.change(1, served=served)
+    store.first.checkpoints.put(MethodCheckpoint("version", 10, 0, 10, {}))
+
+
 def clock_was_set(home: AggregatorHome, store: Store) -> LiveFile:
     store.facts.clock_problem = "the clock was set"
     return serves(home)
@@ -119,15 +128,17 @@ ARRANGED: dict[str, Arrange] = {
     ),
     "shut-out": lambda home, store: rounds(store, [0] * 5, versions=False),
     "no-quorum": lambda home, store: rounds(store, [1] * 3, versions=False),
+    "unevaluated": lambda home, store: unevaluated(store),
     "devices-fail": lambda home, store: fails(store, ["failed", "failed", "trained"]),
     "broker-away": lambda home, store: serves(home, connected=False, broker_problem="refused"),
     "store-away": lambda home, store: serves(home, store_problem="no route"),
     "topics-refused": lambda home, store: serves(home, refused_topics=["tessera/up/+/+"]),
     "broker-drops": lambda home, store: serves(home, broker_losses=2),
+    "console-away": lambda home, store: serves(home, console_problem="the port is taken"),
     "no-coordinator": lambda home, store: workers(store, coordinated=False),
     "worker-away": lambda home, store: workers(store, coordinated=True),
 }
-ELSEWHERE = {"serve-stopped", "disk-full"}
+ELSEWHERE = {"devices-silent", "serve-stopped", "disk-full"}
 """Each has a test of its own below."""
 
 
@@ -191,6 +202,38 @@ def test_what_is_over_is_not_told(tmp_path: Path) -> None:
     assert not {"two-machines", "shut-out", "no-quorum"} & set(found(home))
     assert "code-leaked" in found(home)
     assert "code-leaked" not in found(home, NOW + 2 * 86_400)
+
+
+def test_a_fleet_of_which_more_than_half_was_not_heard_of_for_a_day(tmp_path: Path) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    one, two, three, gone = (device(at) for at in (1, 2, 3, 4))
+    with store.database.transaction():
+        for each in (one, two, three, gone):
+            store.devices.add(each)
+        store.devices.revoke(gone.device_id, int(NOW))
+    store.database.close()
+    day = NOW + 86_400
+    with Fleet.open(home.folder, clock=lambda: day) as fleet:
+        store = fleet.health().store
+        assert [str(each.state) for each in fleet.devices()] == ["silent"] * 3 + ["revoked"]
+        store.devices.note_seen({one.device_id: int(day) - 60})
+        problem = next(each for each in fleet.health().problems if each.code == "devices-silent")
+        assert problem.what == "2 of 3 devices were not heard of for a day"
+        assert problem.device_ids == (two.device_id, three.device_id)
+        store.devices.note_seen({two.device_id: int(day) - 60})
+        assert "devices-silent" not in {each.code for each in fleet.health().problems}
+        assert [str(each.state) for each in fleet.devices()][:3] == ["active", "active", "silent"]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1))
+def test_as_many_updates_have_come_by_then_as_is_said(seconds: list[float]) -> None:
+    found = Arrivals.of(seconds)
+    assert found is not None
+    for share, within in ((0.5, found.half), (0.9, found.nine_tenths), (1.0, found.longest)):
+        assert within in seconds
+        assert sum(each <= within for each in seconds) >= share * len(seconds)
+        assert sum(each < within for each in seconds) < share * len(seconds)
 
 
 def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,7 +255,10 @@ def model_action(of: Chance) -> Action:
     ranking = Ranking("auc", higher_is_better=True)
     actions: tuple[Action, ...] = (
         lambda store: store.task(task).checkpoints.put(checkpoint),
-        lambda store: store.task(task).checkpoints.get(kind),
+        lambda store: (
+            store.task(task).checkpoints.get(kind),
+            store.task(task).checkpoints.version(),
+        ),
         lambda store: store.task(task).versions.add(row, of_none(state)),
         lambda store: store.task(task).versions.find(number),
         lambda store: (store.task(task).versions.all(), store.task(task).versions.kept()),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-_STYLE = Path(__file__).with_name("report.css")
+_STYLE = Path(__file__).with_name("look.css")
 FLEET = "fleet"
 """The style of what is of all devices."""
 

@@ -1,0 +1,11 @@
+"""The console's pages, in the order of its navigation: all that there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aggregator.console.pages.audit import AUDIT
+from aggregator.console.pages.now import NOW
+from aggregator.console.pages.page import ConsolePage
+
+PAGES: tuple[ConsolePage[Any], ...] = (NOW, AUDIT)

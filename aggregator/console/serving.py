@@ -1,0 +1,218 @@
+"""The console's process: its socket, its certificate, and how long clients may take."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import uvicorn
+from h11 import IDLE
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from aggregator.console.app import console_app
+from aggregator.console.gate import own_hosts
+from aggregator.console.reader import FleetReader
+from aggregator.console.users import ConsoleUsers
+from aggregator.console.web import Console
+from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome
+from aggregator.task.file import ConsoleSettings
+
+_MOST_CONNECTIONS = 400
+_MOST_HEADER_BYTES = 16 << 10
+_HEADER_SECONDS, _KEPT_ALIVE_SECONDS, _TAKEN_SECONDS = 10.0, 15, 20.0
+
+
+class PatientProtocol(H11Protocol):
+    """A connection. One that does not say what it wants in ten seconds is ended, and one that does
+    not take its answer in twenty. No address has more than half of all, but the proxy's, by which
+    everybody comes."""
+
+    busiest: ClassVar[int] = _MOST_CONNECTIONS // 2
+
+    _asked: asyncio.TimerHandle | None = None
+    _taken: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        same = sum(1 for each in self.connections if _host_of(each) == _host_of(self))
+        if same > self.busiest:
+            self.transport.abort()
+            return
+        self._await_header()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is IDLE:
+            self._await_header()
+        else:
+            self._asked = _cancelled(self._asked)
+
+    def pause_writing(self) -> None:
+        """Called where the other end does not take what is written."""
+        self.flow.pause_writing()
+        if self._taken is None:
+            self._taken = self.loop.call_later(_TAKEN_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._taken = _cancelled(self._taken)
+        self.flow.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._asked, self._taken = _cancelled(self._asked), _cancelled(self._taken)
+        super().connection_lost(exc)
+
+    def _await_header(self) -> None:
+        if self._asked is None:
+            self._asked = self.loop.call_later(_HEADER_SECONDS, self.transport.abort)
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """What is left of it: nothing."""
+    if timer is not None:
+        timer.cancel()
+    return None
+
+
+def _host_of(connection: Any) -> str:
+    client = getattr(connection, "client", None)
+    return str(client[0]) if client else ""
+
+
+class ProxiedProtocol(PatientProtocol):
+    """All come by way of a reverse proxy."""
+
+    busiest = _MOST_CONNECTIONS
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Ends a connection whose TLS handshake takes long, too."""
+
+    async def create_server(self, *given: Any, **options: Any) -> asyncio.Server:
+        if options.get("ssl"):
+            options["ssl_handshake_timeout"] = _HEADER_SECONDS
+        return await super().create_server(*given, **options)
+
+
+class _Server(uvicorn.Server):
+    """``on_start`` is called when browsers can ask."""
+
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
+
+
+def serve_console(
+    home: AggregatorHome,
+    settings: ConsoleSettings,
+    tell: Callable[[str], None],
+    *,
+    until_closed: bool = False,
+) -> None:
+    """Answer browsers until SIGTERM or SIGINT.
+
+    Args:
+        tell: called with the console's URL as soon as it answers.
+        until_closed: end too when standard input does: with whoever started this process.
+
+    Raises AggregatorError where it cannot begin.
+    """
+    if not home.is_made:
+        raise AggregatorError(
+            f"{home.folder} holds no aggregator: tessera-aggregator init --home {home.folder}"
+        )
+    hosts = own_hosts(settings)
+    context = _context(settings)
+    users = ConsoleUsers(home.console_file)
+    users.all()
+    with _bound(settings) as listening:
+        reader = FleetReader(home.folder)
+        console = Console(
+            home.folder, settings, time.monotonic, time.time, os.urandom, users, reader
+        )
+        config = uvicorn.Config(
+            console_app(console, hosts),
+            http=ProxiedProtocol if settings.trusted_proxy else PatientProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+            timeout_keep_alive=_KEPT_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
+        )
+        config.load()
+        config.ssl = context
+        host, _ = settings.place
+        port = listening.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        url = f"{'http' if context is None else 'https'}://{shown}:{port}"
+        server = _Server(config, lambda: tell(url))
+        if until_closed:
+            threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
+        try:
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                runner.run(server.serve([listening]))
+        finally:
+            reader.close()
+
+
+def _bound(settings: ConsoleSettings) -> socket.socket:
+    host, port = settings.place
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        raise AggregatorError(
+            f"the console cannot listen at {settings.address}: {error.strerror or error}. Another "
+            "program may have the port: name another address under [console] in the task file"
+        ) from None
+
+
+def _context(settings: ConsoleSettings) -> ssl.SSLContext | None:
+    if settings.certificate is None or settings.key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for name, path in (("certificate", settings.certificate), ("key", settings.key)):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise AggregatorError(
+                f"console.{name} {path} cannot be read: {error.strerror}"
+            ) from None
+    try:
+        context.load_cert_chain(settings.certificate, settings.key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise AggregatorError(
+            f"console.certificate {settings.certificate} and console.key {settings.key} are no "
+            f"certificate with its key, both as PEM and without a password ({error})"
+        ) from None
+    return context
+
+
+_LONGEST_END_SECONDS = 5.0
+
+
+def _end_with_input(server: uvicorn.Server) -> None:
+    while os.read(0, 1024):
+        pass
+    server.should_exit = True
+    time.sleep(_LONGEST_END_SECONDS)
+    os._exit(1)

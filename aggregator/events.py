@@ -58,6 +58,23 @@ class LogEvent(Enum):
         "{action} by {actor} ({outcome}) is not in {file}, which cannot be written: {problem}",
         "the audit log lacks what was done",
     )
+    # the console beside it
+    CONSOLE_SAID = (INFO, "console: {text}", "a line of the console's own")
+    CONSOLE_ENDED = (
+        WARNING,
+        "the console ended: {problem}. serve goes on, and starts it again",
+        "the problem `console-away`",
+    )
+    CONSOLE_FAILS = (
+        ERROR,
+        "{what} failed",
+        "a mistake of the console's; the page says so, and the traceback where it is",
+    )
+    CERTIFICATE_KEPT = (
+        WARNING,
+        "the certificate of before is used on: {problem}",
+        "the console's certificate was renewed by one that is none",
+    )
     # the store
     STORE_AWAY = (
         WARNING,
@@ -149,14 +166,6 @@ class LogEvent(Enum):
         "the problem `chunk-store`",
     )
     CHUNKS_WRITTEN = (INFO, "chunks can be written to {place} again", "it is over")
-    # the console
-    CONSOLE_SAID = (INFO, "console: {text}", "a line of its process, which `serve` runs")
-    CONSOLE_ENDED = (
-        WARNING,
-        "the console ended: {problem}. serve goes on, and starts it again",
-        "the problem `console-away`",
-    )
-    CONSOLE_FAILED = (ERROR, "{what} failed", "by the console itself; a traceback comes with it")
     # devices
     ENROLLED = (INFO, "enrolled {device}", "a device has joined")
     CODE_LEAKED = (

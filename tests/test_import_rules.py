@@ -87,8 +87,8 @@ _BELOW_THE_CONSOLE = (
         "clock",
         "console",
         "errors",
-        "events",
         "evaluation",
+        "events",
         "home",
         "keys",
         "look",
@@ -231,7 +231,7 @@ RULES = (
     # of it.
     _server(
         "operate",
-        "clock evaluation home keys models publish refusals rounds serve store task",
+        "clock evaluation home intervals keys models publish refusals rounds serve store task",
         libraries="prometheus_client",
     ),
     _server(

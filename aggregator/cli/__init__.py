@@ -12,7 +12,7 @@ main = Program(
     description="""\
 The server of a fleet: enrols devices, runs rounds, keeps the model. Everything lies in one folder,
 the home, which only its owner can read. All commands but restored may be used while serve runs;
-demo, simulate and compare need no home.""",
+demo, simulate and runs need no home.""",
     examples="""\
 examples: a fleet in five steps
   tessera-aggregator init --home fleet       make keys, database and fleet/task.toml
@@ -46,7 +46,7 @@ examples: a fleet in five steps
         "task": "add, replace, pause or retire a task, check a task file",
         "simulate": "try a task out on virtual devices, before there is a fleet",
         "demo": "see a fleet learn on this machine, in a minute or two",
-        "compare": "lay simulated runs over each other",
+        "runs": "list, show and compare what simulate recorded",
         "restored": "begin a new generation, after the home was restored from a backup",
     },
     errors={

@@ -8,6 +8,7 @@ import importlib.util
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,14 +84,14 @@ def write_example(folder: Path) -> str:
 
 
 if TYPE_CHECKING:
-    from aggregator.simulate.record import SimulationRecord
+    from aggregator.operate.runs import SimulationRecord
     from aggregator.simulate.run import Simulated
 
 DESCRIPTION = """\
 Runs a task file's rounds over virtual devices on this machine: the methods and learners of the
 product, sampling, deadline and quorum in virtual time, evaluation on what each device holds back.
 No broker, no keys, no home. It prints a table and writes runs/NAME.json, and runs/NAME.png where
-matplotlib is installed; tessera-aggregator compare lays such runs over each other. No record is
+matplotlib is installed; tessera-aggregator runs lists and compares them. No record is
 replaced: where NAME is taken, a number follows it. Ctrl-C keeps the rounds that were played.
 
 --data names a function of yours, function(devices, rng), that returns the data of each device: for
@@ -109,7 +110,7 @@ examples:
   tessera-aggregator simulate films/task.toml --data films/data.py:devices --devices 500 \\
       --rounds 50 --seeds 5 --speeds k:4,8,16 --dropout 0.2 --name weak
   tessera-aggregator simulate films/task.toml --data ratings.csv --devices 600
-  tessera-aggregator compare runs/films.json runs/weak.json
+  tessera-aggregator runs compare films weak
   tessera-aggregator simulate films/task.toml --data films/data.py:devices --seeds 3 \\
       --set round.share=0.3 --csv all.csv --run narrow scatter.columns=8 \\
       --run wide scatter.columns=64 --run away dropout=0.3
@@ -351,7 +352,7 @@ def _run(arguments: argparse.Namespace, name: str, said: list[str]) -> argparse.
 
 
 def _prepared(
-    prepare: Callable[[argparse.Namespace, Clock], Simulated],
+    prepare: Callable[[argparse.Namespace, Clock, Callable[[], float]], Simulated],
     arguments: argparse.Namespace,
     clock: Clock,
 ) -> Simulated:
@@ -359,7 +360,7 @@ def _prepared(
         if (key := each.partition("=")[0]) in _RUN_OPTIONS:
             raise AggregatorError(f"--set is for settings of the task; {key} is an option: --{key}")
     try:
-        return prepare(arguments, clock)
+        return prepare(arguments, clock, time.time)
     except AggregatorError as error:
         raise AggregatorError(
             f"--run {arguments.name}: {error}" if arguments.runs else str(error)
@@ -382,7 +383,7 @@ def _recorded(records: Sequence[SimulationRecord], paths: Sequence[Path]) -> str
 
 NO_PICTURE = (
     "For a picture install matplotlib: pip install 'tessera-edge[aggregator,simulate]', and see "
-    "tessera-aggregator compare"
+    "tessera-aggregator runs --help"
 )
 
 

@@ -98,7 +98,7 @@ class Doings:
         job = self.jobs.get(call.request.path_params["job"])
         if job is None or job.owner != call.known.user.name:
             return call.console.refuse(call.visitor, 404, "Nothing is known of this any more.")
-        codes = () if job.outcome is None else job.outcome.codes
+        lines, codes = ((), ()) if job.outcome is None else (job.outcome.lines, job.outcome.codes)
         if job.outcome is not None and codes:
             said = "The codes were shown once. Whoever lost them makes others."
             job.outcome = DeedOutcome((said,))
@@ -108,6 +108,7 @@ class Doings:
             title=job.deed.title,
             here="do",
             job=job,
+            lines=lines,
             codes=[(code, _qr(code)) for code in codes],
         )
 
@@ -172,7 +173,7 @@ class Doings:
         except AggregatorError as error:
             job.problem = printable(str(error))
         except Exception as error:
-            LogEvent.CONSOLE_FAILED.log(error, what=job.deed.name)
+            LogEvent.CONSOLE_FAILS.log(error, what=job.deed.name)
             job.problem = printable(in_words(error))
         finally:
             job.done_seconds = self.console.clock()

@@ -95,8 +95,7 @@ class FrontGate:
         try:
             await self._app(scope, bounded, sending)
         except Exception as error:
-            what = f"a request for {printable(scope['path'], 200)}"
-            LogEvent.CONSOLE_FAILED.log(error, what=what)
+            LogEvent.CONSOLE_FAILS.log(error, what=f"a request for {printable(scope['path'], 200)}")
             if not began:
                 said = "This cannot be answered; the console's log says why.\n"
                 await PlainTextResponse(said, 500)(scope, receive, sending)

@@ -12,7 +12,7 @@ import numpy as np
 from cryptography import x509
 
 from aggregator.clock import moment_of
-from aggregator.operate.soundness import CheckedPart, NamedPart, Soundness
+from aggregator.operate.soundness import Aspect, CheckedPart, Soundness
 from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay, TlsFiles
 from device_sdk.link.dial import dial
@@ -39,7 +39,7 @@ from device_sdk.wire.publish.topics import (
 )
 from device_sdk.wire.seal.keys import RandomBytes, draw
 
-_TLS, _BROKER = NamedPart("tls"), NamedPart("broker")
+_TLS, _BROKER = Aspect("tls"), Aspect("broker")
 _SOON_SECONDS = 14 * 86_400
 _FEW_UNACKNOWLEDGED = 256
 _LOOK_SECONDS = 0.1
@@ -54,7 +54,7 @@ def end_of(path: Path) -> float:
     return min(each.not_valid_after_utc for each in found).timestamp()
 
 
-def validity(part: NamedPart, what: str, ends: float, now: float) -> CheckedPart:
+def validity(part: Aspect, what: str, ends: float, now: float) -> CheckedPart:
     """Of a certificate that ends then. All times are Unix seconds."""
     if ends <= now:
         return part.wrong(f"{what} has ended at {moment_of(ends)}", "renew it")

@@ -20,7 +20,7 @@ from aggregator.keys.folder import current_descriptor, delegation_problem, read_
 from aggregator.operate.broker_check import BrokerCheck, end_of, validity
 from aggregator.operate.checking import Checked, Looking, check_alone, check_files
 from aggregator.operate.health import LEAST_FREE_BYTES
-from aggregator.operate.soundness import CheckedPart, NamedPart, Soundness
+from aggregator.operate.soundness import Aspect, CheckedPart, Soundness
 from aggregator.serve.reach import read_reach
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import STORE_FAILURES, Store
@@ -37,18 +37,18 @@ from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.keys import RandomBytes
 
 _FILE, _HOME, _STORE, _SERVE = (
-    NamedPart("file"),
-    NamedPart("home"),
-    NamedPart("store"),
-    NamedPart("serve"),
+    Aspect("file"),
+    Aspect("home"),
+    Aspect("store"),
+    Aspect("serve"),
 )
 _KEYS, _CLOCK, _DISK, _METRICS = (
-    NamedPart("keys"),
-    NamedPart("clock"),
-    NamedPart("disk"),
-    NamedPart("metrics"),
+    Aspect("keys"),
+    Aspect("clock"),
+    Aspect("disk"),
+    Aspect("metrics"),
 )
-_CONSOLE, _TASK, _SIZES = NamedPart("console"), NamedPart("task"), NamedPart("sizes")
+_CONSOLE, _TASK, _SIZES = Aspect("console"), Aspect("task"), Aspect("sizes")
 _APART_SECONDS = 5.0
 _READ_ERRORS = (AggregatorError, *STORE_FAILURES)
 
@@ -232,7 +232,7 @@ def _metrics(metrics: MetricsSettings, *, is_served: bool) -> CheckedPart:
     return _port(_METRICS, metrics.address, metrics.port, is_served=is_served)
 
 
-def _port(part: NamedPart, address: str, port: int, *, is_served: bool) -> CheckedPart:
+def _port(part: Aspect, address: str, port: int, *, is_served: bool) -> CheckedPart:
     """Whether it can be had, unless a serve has it."""
     where = f"{address}, port {port}"
     if is_served:

@@ -34,7 +34,7 @@ class CheckedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedPart:
+class Aspect:
     """Says what is found of one."""
 
     name: str

@@ -1,7 +1,8 @@
 """The record of a simulation: one JSON file with all that was asked for, and every round's figures.
 
-Format ``tessera-simulation``, version 1. Nothing in it but ``took`` and ``made_with`` depends on
-the machine: a seed repeats the rest, and ``model_sha256`` says so of the model.
+Format ``tessera-simulation``, version 1. Nothing in it but ``took``, ``made_with`` and
+``began_unix_seconds`` depends on the machine: a seed repeats the rest, and ``model_sha256`` says so
+of the model.
 """
 
 from __future__ import annotations
@@ -10,32 +11,36 @@ import difflib
 import hashlib
 import importlib.metadata
 import json
-import math
 import platform
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aggregator.errors import AggregatorError, TaskError
-from aggregator.evaluation import FLEET, Figure, as_json, compared, figure_name
+from aggregator.evaluation import Figure, as_json, compared
+from aggregator.operate.runs import (
+    FINISHED,
+    FORMAT,
+    FORMAT_VERSION,
+    INTERRUPTED,
+    SimulationRecord,
+    finite,
+)
 from aggregator.simulate.fleet import ALIKE, CapabilityClass, Failures
 from aggregator.simulate.task_rounds import PlayedRound
-from aggregator.store.versions import Ranking
 from aggregator.task.check import flat
 from aggregator.task.evaluation import metric_of
 from aggregator.task.file import FLEET_TABLES, Task, TaskTable, task_of
 from aggregator.task.template import tables_of
 from device_sdk.artifact import read_manifest
-from device_sdk.evaluation.report import STAGES, Stage
-from device_sdk.fields import Fields, Within, hints_of, is_settings
+from device_sdk.fields import hints_of, is_settings
 from device_sdk.methods.registry import MethodError
 from device_sdk.system.clock import Clock
 from device_sdk.system.files import write_atomically
-from device_sdk.system.printable import printable
 from device_sdk.system.version import __version__
 
 Changes = Mapping[str, Any]
@@ -187,8 +192,6 @@ def _spelt(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-FORMAT, FORMAT_VERSION = "tessera-simulation", 1
-FINISHED, INTERRUPTED, STOPPED_EARLY = "finished", "interrupted", "stopped early"
 _WRITE_EVERY_SECONDS = 10.0
 _WRITE_SHARE = 50
 """Between two writes at least so many times what one took."""
@@ -229,12 +232,21 @@ class Recorder:
         name: of the run; it gets a number where there is a record of that name.
         folder: for the record; it is made.
         clock: says when to write again.
+        now: seconds since 1970.
     """
 
-    def __init__(self, name: str, task: Task, asked: Asked, folder: Path, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        asked: Asked,
+        folder: Path,
+        clock: Clock,
+        now: Callable[[], float],
+    ) -> None:
         ranking = task.ranking
         self._metric = metric_of(ranking)
-        self._folder, self._clock = folder, clock
+        self._folder, self._clock, self._now = folder, clock, now
         self._path: Path | None = None
         self._write_at = clock.now() + _WRITE_EVERY_SECONDS
         self._record: dict[str, Any] = {
@@ -263,6 +275,7 @@ class Recorder:
 
     def begin(self, seed: int, popularity: Iterable[Figure] = ()) -> None:
         """A run begins. ``popularity``: what the most popular items alone would reach."""
+        self._record.setdefault("began_unix_seconds", self._now())
         figures = [as_json(each) for each in popularity]
         run = {"seed": seed, "state": INTERRUPTED, "rounds": [], "took": []}
         self._runs.append({**run, "popularity": {"figures": figures}})
@@ -304,7 +317,7 @@ class Recorder:
         if self._path is None:
             self._path = self._claimed(self._record["name"])
             self._record["name"] = self._path.stem
-        text = json.dumps(_finite(self._record), indent=1, sort_keys=True, allow_nan=False)
+        text = json.dumps(finite(self._record), indent=1, sort_keys=True, allow_nan=False)
         write_atomically(self._path, f"{text}\n".encode())
         return self._path
 
@@ -320,219 +333,6 @@ class Recorder:
         raise AssertionError
 
 
-class OverAlone(NamedTuple):
-    """How much better the control arm's devices do than alone, with the ends of the 95 % interval:
-    by the model of ``stage``, with which devices predict."""
-
-    stage: Stage
-    mean: float
-    low: float
-    high: float
-
-
-class SimulationRecord:
-    """A record as it is read.
-
-    Args:
-        values: the JSON object.
-
-    Raises AggregatorError for what is no record of a version that is known here.
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    @classmethod
-    def read(cls, path: Path) -> SimulationRecord:
-        """The record in a file."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise AggregatorError(f"{path} is no record that can be read: {error}") from None
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise AggregatorError(f"{path} is no record of tessera-aggregator simulate")
-        if values.get("format_version") != FORMAT_VERSION:
-            raise AggregatorError(
-                f"{path} is of format version {values.get('format_version')!r}; this version of "
-                f"Tessera reads {FORMAT_VERSION}: run simulate again"
-            )
-        try:
-            _require_sound(_Fields(values))
-        except AggregatorError as error:
-            raise AggregatorError(f"{path} is not as simulate writes a record: {error}") from None
-        return cls(values)
-
-    @property
-    def name(self) -> str:
-        """What the operator called it."""
-        return printable(str(self._values["name"]))
-
-    @property
-    def state(self) -> str:
-        """``finished`` or ``interrupted``."""
-        return printable(str(self._values["state"]))
-
-    @property
-    def method(self) -> str:
-        return printable(str(self._values["task"]["method"]))
-
-    @property
-    def devices(self) -> int:
-        return int(self._values["asked"]["devices"])
-
-    @property
-    def ranking(self) -> Ranking | None:
-        """By what versions are compared."""
-        said = self._values["best_by"]
-        if said is None:
-            return None
-        return Ranking(str(said["metric"]), bool(said["higher_is_better"]))
-
-    @property
-    def runs(self) -> Sequence[Mapping[str, Any]]:
-        """One a seed."""
-        runs: Sequence[Mapping[str, Any]] = self._values["runs"]
-        return runs
-
-    def rounds(self, run: int) -> Sequence[Mapping[str, Any]]:
-        """Of a run, by its place."""
-        rounds: Sequence[Mapping[str, Any]] = self.runs[run]["rounds"]
-        return rounds
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that was asked for and may make a run another, by name."""
-        asked, task = self._values["asked"], self._values["task"]
-        more = {key: value for key, value in asked.items() if key not in ("changes", "failures")}
-        with_what = self._values.get("made_with", {})
-        return {
-            **task["settings"],
-            **more,
-            **asked.get("failures", {}),
-            **{f"made with {name}": version for name, version in with_what.items()},
-        }
-
-    @staticmethod
-    def figures_of(held: Mapping[str, Any]) -> dict[str, float]:
-        """The fleet's, by name, of a round or of a run's newest version."""
-        return {
-            figure_name(each["stage"], each["metric"]): float(each["value"])
-            for each in held["figures"]
-            if each["part"] in (None, FLEET) and each["value"] is not None
-        }
-
-    def popularity(self, metric: str) -> list[float]:
-        """What the most popular items alone reach of a figure, by run; none where nobody asked."""
-        found = (self.figures_of(run.get("popularity", {"figures": []})) for run in self.runs)
-        return [each[metric] for each in found if metric in each]
-
-    @property
-    def metrics(self) -> list[str]:
-        """Names of all figures: that by which versions are compared, then those of the model that
-        devices receive, then those of their own."""
-        names: dict[str, None] = {} if self.ranking is None else {self.ranking.metric: None}
-        for run, held in enumerate(self.runs):
-            for each in (*self.rounds(run), *([held["newest"]] if "newest" in held else [])):
-                names.update(dict.fromkeys(self.figures_of(each)))
-        best = next(iter(names), None)
-        return sorted(names, key=lambda each: (each != best, "." in each))
-
-    def over_alone(self, run: int) -> dict[int, OverAlone]:
-        """Of versions that a control arm was heard of, by how many rounds had been played, what the
-        fleet's sentence says; by the metric that versions are compared by."""
-        if self.ranking is None:
-            return {}
-        base = metric_of(self.ranking)
-        found = {}
-        for each in self.rounds(run):
-            for figure in each["figures"]:
-                of_fleet = figure["metric"] == base and figure["part"] in (None, FLEET)
-                served = figure["stage"] == each.get("compared")
-                if of_fleet and served and figure.get("over_alone_interval"):
-                    ends = figure["over_alone_interval"]
-                    told = OverAlone(figure["stage"], figure["over_alone"], *ends)
-                    found[int(each["number"]) - 1] = told
-        return found
-
-    def curve(self, run: int, metric: str) -> tuple[list[int], list[float]]:
-        """Versions that have a figure, by how many rounds had been played, and the figures."""
-        x, y = [], []
-        for each in self.rounds(run):
-            found = self.figures_of(each).get(metric)
-            if found is not None:
-                x.append(int(each["number"]) - 1)
-                y.append(found)
-        newest = self.figures_of(self.runs[run].get("newest", {"figures": []})).get(metric)
-        if newest is not None:
-            x.append(len(self.rounds(run)))
-            y.append(newest)
-        return x, y
-
-
-class _Fields(Fields):
-    __slots__ = ()
-    fault = AggregatorError
-
-
-_COUNTS = ("number", "selected", "counted", "late", "silent", "crashed", "down_bytes", "up_bytes")
-_COUNT, _SECONDS = Within(0, 2**62), Within(0, 1e15)
-
-
-def _require_sound(root: _Fields) -> None:
-    """Whether there is all that is shown of a record. Raises AggregatorError, naming the key."""
-    root.text("name", 100)
-    root.text("state", 100)
-    task = _Fields(root.mapping("task"), "task")
-    task.text("method", 100)
-    task.mapping("settings")
-    asked = _Fields(root.mapping("asked"), "asked")
-    asked.integer("devices", Within(1, 2**62))
-    for held, key in ((asked, "failures"), (root, "made_with")):
-        if held.take(key, None) is not None:
-            held.mapping(key)
-    if root.take("best_by") is not None:
-        best = _Fields(root.mapping("best_by"), "best_by")
-        best.text("metric", 100)
-        best.boolean("higher_is_better")
-    for run in _maps(root, "runs"):
-        run.integer("seed", _COUNT)
-        for each in _maps(run, "rounds"):
-            for name in _COUNTS:
-                each.integer(name, _COUNT)
-            for name in ("began_seconds", "seconds"):
-                each.number(name, _SECONDS)
-            for name in ("failed", "refused"):
-                counts = _Fields(each.mapping(name), each.name(name))
-                for reason in counts.names():
-                    counts.integer(reason, _COUNT)
-            if each.take("compared", None) is not None:
-                each.choice("compared", STAGES)
-            _require_figures(each)
-        for key in ("newest", "popularity"):
-            if run.take(key, None) is not None:
-                _require_figures(_Fields(run.mapping(key), run.name(key)))
-
-
-def _require_figures(held: _Fields) -> None:
-    for each in _maps(held, "figures"):
-        each.choice("stage", STAGES)
-        each.text("metric", 100)
-        for name in ("part", "value", "over_alone"):
-            if each.take(name, None) is not None:
-                _ = each.text(name, 100) if name == "part" else each.number(name)
-        if each.take("over_alone_interval", None) is not None:
-            ends = each.array("over_alone_interval")
-            if len(ends) != 2 or not all(isinstance(end, float | int) for end in ends):
-                raise each.error("over_alone_interval", "must be two numbers")
-
-
-def _maps(fields: _Fields, key: str) -> Iterable[_Fields]:
-    for place, each in enumerate(fields.array(key)):
-        if not isinstance(each, dict):
-            raise fields.error(f"{key}[{place}]", "must be a map")
-        yield _Fields(each, fields.name(f"{key}[{place}]"))
-
-
 def _made_with() -> dict[str, str]:
     found = {"tessera": __version__, "python": platform.python_version(), "platform": sys.platform}
     for library in _LIBRARIES:
@@ -541,14 +341,3 @@ def _made_with() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _finite(value: Any) -> Any:
-    """With null for what is not finite: JSON has no such numbers."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return value

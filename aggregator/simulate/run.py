@@ -10,12 +10,11 @@ from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import DeviceReport, Figure, what_it_brings, what_serves
+from aggregator.operate.runs import FINISHED, STOPPED_EARLY
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
 from aggregator.simulate.recipe import recipe_of, training_of
 from aggregator.simulate.record import (
-    FINISHED,
-    STOPPED_EARLY,
     Asked,
     Recorder,
     changed_task,
@@ -196,7 +195,7 @@ def _told(played: PlayedRound) -> str:
     return f", {figures[0]}" if figures else ""
 
 
-def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
+def prepare(arguments: argparse.Namespace, clock: Clock, now: Callable[[], float]) -> Simulated:
     """What the command's arguments ask for. Raises AggregatorError, and TaskError naming the key.
 
     Nothing is played yet; the data is asked for once, so that what is wrong is told first.
@@ -225,7 +224,7 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
         task,
         DeviceSettings(task, arguments.data, fleet, reading_of(arguments)),
         asked,
-        Recorder(arguments.name or task.name, task, asked, arguments.out, clock),
+        Recorder(arguments.name or task.name, task, asked, arguments.out, clock, now),
         _maker(arguments),
         clock,
     )

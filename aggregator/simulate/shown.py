@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from aggregator.clock import moment_of
 from aggregator.evaluation import FLEET, figure_name, shown
-from aggregator.intervals import interval
-from aggregator.simulate.record import SimulationRecord
+from aggregator.intervals import Interval, interval
+from aggregator.operate.runs import RunSummary, SimulationRecord, differing
 from device_sdk.evaluation.report import STAGES
 from device_sdk.system.printable import printable
 
@@ -28,6 +29,8 @@ _OF_A_ROUND = (*_KEPT, "failed", "refused")
 _MOST_SPELT = 40
 _MOST_LINES = 24
 _MOST_COLUMNS = 4
+_MOST_SEEDS = 3
+_MOST_FAULT = 160
 
 
 def rounds_table(record: SimulationRecord) -> str:
@@ -120,14 +123,15 @@ def runs_table(records: Sequence[SimulationRecord]) -> str:
             ),
         }
         if ranking is not None:
-            curves = [record.curve(run, ranking.metric) for run in range(len(record.runs))]
-            pick = max if ranking.higher_is_better else min
+            runs = range(len(record.runs))
+            curves = [record.points(run, ranking.metric) for run in runs]
+            best = [each for run in runs if (each := record.best(run)) is not None]
             line["figure"] = ranking.metric
-            line["last"] = _mean([y[-1] for _, y in curves if y])
-            line["best"] = _mean([pick(y) for _, y in curves if y])
+            line["last"] = _mean([points[-1].value for points in curves if points])
+            line["best"] = _mean([each.value for each in best])
             if any(each.popularity(each.ranking.metric) for each in records if each.ranking):
                 line["popular"] = _mean(record.popularity(ranking.metric))
-            line["best after"] = _mean([float(x[y.index(pick(y))]) for x, y in curves if y])
+            line["best after"] = _mean([float(each.after) for each in best])
         lines.append({**line, **_costs(record)})
     return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
 
@@ -152,13 +156,10 @@ def _costs(record: SimulationRecord) -> dict[str, str]:
 
 def differences(records: Sequence[SimulationRecord]) -> str:
     """In which settings, options and versions records differ, a line each."""
-    settings = [each.settings for each in records]
-    names = list(dict.fromkeys(name for each in settings for name in each))
-    lines = []
-    for name in names:
-        said = [_spelt(each[name]) if name in each else "-" for each in settings]
-        if len(set(said)) > 1:
-            lines.append([printable(name), *map(printable, said)])
+    lines = [
+        [printable(name), *("-" if each is None else _spelt(each) for each in said)]
+        for name, said in differing(records).items()
+    ]
     if not lines:
         return "They differ in no setting: the same task, options, seeds and versions."
     head = ["what differs", *(each.name for each in records)]
@@ -167,7 +168,48 @@ def differences(records: Sequence[SimulationRecord]) -> str:
 
 def _spelt(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MOST_SPELT else f"{text[: _MOST_SPELT - 3]}..."
+    return printable(text if len(text) <= _MOST_SPELT else f"{text[: _MOST_SPELT - 3]}...")
+
+
+def settings_table(record: SimulationRecord) -> str:
+    """Every setting, option and version that a run was made with, by name."""
+    lines = [[printable(name), _spelt(value)] for name, value in record.settings.items()]
+    return tabulate(lines, ["setting", "in force"], tablefmt="plain", disable_numparse=True)
+
+
+def summaries_table(found: Sequence[RunSummary]) -> str:
+    """A line a run, those that are damaged among them."""
+    lines = [
+        {
+            "run": printable(each.name),
+            "began": moment_of(each.unix_seconds),
+            "method": each.method or "-",
+            "devices": str(each.devices or "-"),
+            "seeds": str(len(each.seeds)),
+            "rounds": _several(each.rounds),
+            "figure": printable(each.metric) or "-",
+            "last": _figure(each.last),
+            "best": _figure(each.best),
+            "of version": _several(each.best_versions),
+            "state": printable(each.state),
+            "other than usual": _changed(each),
+        }
+        for each in found
+    ]
+    return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
+
+
+def _several(numbers: Sequence[int]) -> str:
+    """What seeds have in common, or apart."""
+    told = list(dict.fromkeys(map(str, numbers)))
+    return "/".join([*told[:_MOST_SEEDS], *(["..."] if len(told) > _MOST_SEEDS else [])]) or "-"
+
+
+def _changed(of: RunSummary) -> str:
+    if of.fault:
+        return printable(of.fault[:_MOST_FAULT])
+    said = (f"{key}={'' if value is None else _spelt(value)}" for key, value in of.changed.items())
+    return printable(" ".join(said)) or "-"
 
 
 def write_csv(path: Path, records: Sequence[SimulationRecord]) -> None:
@@ -243,14 +285,14 @@ def _draw_curve(axis: Any, record: SimulationRecord, metric: str, colour: str) -
     """The mean over the seeds, and its 95 % interval as a band."""
     by_round: dict[int, list[float]] = {}
     for run in range(len(record.runs)):
-        for number, value in zip(*record.curve(run, metric), strict=True):
-            by_round.setdefault(number, []).append(value)
+        for each in record.points(run, metric):
+            by_round.setdefault(each.after, []).append(each.value)
     if not by_round:
         return
     x = sorted(by_round)
-    found = [interval(by_round[each]) for each in x]
-    mean = np.array([each.mean for each in found])
-    half = np.nan_to_num([each.half_width for each in found])
+    found = [interval(by_round[after]) for after in x]
+    mean = np.array([spread.mean for spread in found])
+    half = np.nan_to_num([spread.half_width for spread in found])
     axis.plot(x, mean, colour, marker="." if len(x) < 20 else None, label=record.name)
     if half.any():
         axis.fill_between(x, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
@@ -275,7 +317,12 @@ def _mean(values: Sequence[float]) -> str:
     """A mean, with half of its 95 % interval where there are several."""
     if not values:
         return "-"
-    found = interval(values)
+    return _figure(interval(values))
+
+
+def _figure(found: Interval | None) -> str:
+    if found is None:
+        return "-"
     if math.isnan(found.half_width):
         return shown(found.mean)
     return f"{shown(found.mean)} ± {found.half_width:.2g}"

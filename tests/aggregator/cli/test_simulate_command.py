@@ -1,4 +1,4 @@
-"""``simulate`` and ``compare``, as somebody who has just installed them types them."""
+"""``simulate`` and ``runs``, as somebody who has just installed them types them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 from aggregator.cli import main
 from aggregator.errors import AggregatorError
+from aggregator.operate.runs import SimulationRecord
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, VirtualFleet
-from aggregator.simulate.record import Asked, Recorder, SimulationRecord
+from aggregator.simulate.record import Asked, Recorder
 from aggregator.simulate.run import WatchedDevices
 from aggregator.simulate.task_rounds import TaskSimulation
 from aggregator.task.file import read_task
@@ -67,12 +68,12 @@ def test_the_example_runs_and_two_runs_compare(
     assert "hr10" in out and "±" in out and "runs/films.json holds the run" in out
     assert simulate("--dropout", "0.3", "--speeds", "k:4,8", "--name", "weak") == 0
     capsys.readouterr()
-    assert main(["compare", "runs/films.json", "runs/weak.json"]) == 0
+    assert main(["runs", "compare", "films", "runs/weak.json", "--picture", "compared.png"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[1:3]] == ["films", "weak"]
-    assert "finished" in out and "runs/compared.png shows them" in out
-    for picture in ("films.png", "weak.png", "compared.png"):
-        assert (folder / "runs" / picture).read_bytes().startswith(b"\x89PNG")
+    assert "finished" in out
+    for picture in ("runs/films.png", "runs/weak.png", "compared.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_record_says_all_and_repeats_but_for_what_the_machine_took(
@@ -82,6 +83,7 @@ def test_the_record_says_all_and_repeats_but_for_what_the_machine_took(
     for name in ("one", "two"):
         assert simulate("--name", name, "--late", "0.2") == 0
         found.append(json.loads((folder / "runs" / f"{name}.json").read_text()))
+        assert found[-1].pop("began_unix_seconds") > 1.7e9
         assert [len(run.pop("took")) for run in found[-1]["runs"]] == [2]
         assert found[-1].pop("name") == name
     assert found[0] == found[1]
@@ -123,7 +125,7 @@ def test_several_runs_in_one_call_end_in_one_table(
     assert narrow.settings["scatter.columns"] == 8 and narrow.settings["round.share"] == 1.0
     # What a file leaves out is compared by its default.
     assert narrow.settings["round.deadline_margin"] == 2.0
-    assert main(["compare", "runs/base.json", "runs/base.json"]) == 0
+    assert main(["runs", "compare", "base", "base"]) == 0
     assert "They differ in no setting" in capsys.readouterr().out
 
 
@@ -236,7 +238,7 @@ def test_a_long_run_is_recorded_as_it_grows(folder: Path, example: str) -> None:
     asked = Asked("films/data.py:devices", 20, 5, (0,), "", Failures(), 1.0)
     settings_ = DeviceSettings(task, str(folder / asked.data), VirtualFleet(20, 0))
     clock = StepClock()
-    recorder = Recorder("films", task, asked, folder / "runs", clock)
+    recorder = Recorder("films", task, asked, folder / "runs", clock, lambda: 1.8e9)
     recorder.begin(0)
     for played in TaskSimulation(settings_, settings_.make()).rounds(3):
         recorder.add(played)
@@ -284,8 +286,8 @@ def test_without_matplotlib_the_run_comes_all_the_same(
     assert simulate() == 0
     assert "pip install 'tessera-edge[aggregator,simulate]'" in capsys.readouterr().out
     assert sorted(os.listdir(folder / "runs")) == ["films.json"]
-    assert main(["compare", "runs/films.json"]) == 0
-    assert "For a picture install matplotlib" in capsys.readouterr().out
+    assert main(["runs", "show", "films", "--picture", "films.png"]) == 1
+    assert "--picture needs matplotlib" in capsys.readouterr().err
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -309,11 +311,18 @@ JSON = st.recursive(
 def test_a_record_with_something_else_in_it_is_refused_or_shown(
     tmp_path: Path, data: st.DataObject
 ) -> None:
-    from aggregator.simulate.shown import differences, rounds_table, runs_table, write_csv
+    from aggregator.simulate.shown import (
+        differences,
+        rounds_table,
+        runs_table,
+        settings_table,
+        summaries_table,
+        write_csv,
+    )
 
     each = {
-        "number": 1, "counted": 1, "selected": 2, "late": 0, "silent": 1, "crashed": 0,
-        "failed": {}, "refused": {}, "down_bytes": 5, "up_bytes": 5, "seconds": 1.0,
+        "number": 1, "version": 1, "counted": 1, "selected": 2, "late": 0, "silent": 1,
+        "crashed": 0, "failed": {}, "refused": {}, "down_bytes": 5, "up_bytes": 5, "seconds": 1.0,
         "began_seconds": 0.0,
         "figures": [{"stage": "global", "metric": "hr10", "part": None, "value": 0.5}],
     }  # fmt: skip
@@ -335,6 +344,8 @@ def test_a_record_with_something_else_in_it_is_refused_or_shown(
     runs_table([record])
     differences([record, record])
     write_csv(tmp_path / "run.csv", [record])
+    summaries_table([record.summary(path, 0.0)])
+    settings_table(record)
 
 
 def test_how_good_each_rung_is_stands_below_the_rounds() -> None:

@@ -14,9 +14,10 @@ from torch import nn
 import export
 from aggregator.errors import TaskError
 from aggregator.evaluation import FLEET, Figure, serves, what_it_brings, what_serves
+from aggregator.operate.runs import SimulationRecord
 from aggregator.simulate.devices import ArrayDevices, DeviceSettings
 from aggregator.simulate.fleet import CapabilityClass, Failures, Speeds, VirtualFleet
-from aggregator.simulate.record import Asked, Recorder, SimulationRecord
+from aggregator.simulate.record import Asked, Recorder
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.task.file import read_task
 from device_sdk import Trainer
@@ -123,7 +124,7 @@ def test_the_record_tells_which_model_the_sentence_is_of(
     *_, rounds = played(tmp_path, artifact, given, "control = 0.5")
     asked = Asked("", DEVICES, ROUNDS, (1,), "", Failures(), 1.0)
     task = read_task(tmp_path / "task.toml")
-    recorder = Recorder("r", task, asked, tmp_path / "runs", MonotonicClock())
+    recorder = Recorder("r", task, asked, tmp_path / "runs", MonotonicClock(), lambda: 1.8e9)
     recorder.begin(1)
     for each in rounds:
         recorder.add(each)

@@ -74,9 +74,14 @@ class Evaluations(TableOfTask):
         )
         return [Evaluated(*row) for row in self._database.rows(query, (self._task, stage, metric))]
 
+    def find(self, version: int) -> EvaluatedVersion | None:
+        """A version's; None where it has no figures."""
+        found = self._of(version)
+        return found if found.figures else None
+
     def _of(self, version: int) -> EvaluatedVersion:
         number = self._value("round", "figures", version=version)
         found = self._all(Figure, "figures", "ORDER BY metric, part", version=version)
         return EvaluatedVersion(
-            version, number, tuple(sorted(found, key=lambda each: STAGES.index(each.stage)))
+            version, number or 0, tuple(sorted(found, key=lambda each: STAGES.index(each.stage)))
         )

@@ -65,6 +65,15 @@ class UpdateLog(TableOfTask):
         of = {"generation": generation, "round": round_number}
         return self._count("verdicts", "AND reason IS NULL", **of)
 
+    def verdicts(self, generation: int, round_number: int) -> dict[str, int]:
+        """How many were decided on in which way: counted under the empty reason, ``NOTED``, or
+        refused."""
+        query = (
+            "SELECT coalesce(reason, ''), count(*) FROM verdicts WHERE task = ? "
+            "AND generation = ? AND round = ? GROUP BY reason"
+        )
+        return dict(self._database.rows(query, (self._task, generation, round_number)))
+
     def counted_by_width(self, generation: int, first: int, last: int) -> dict[int, int]:
         """How many updates of these rounds were counted, by the part of the model (k, or a ladder's
         rung) that their devices trained last, rising; left out where there is none."""

@@ -24,6 +24,7 @@ PUBLIC = {("GET", "/login"), ("POST", "/login")}
 EXAMPLES = {
     "/do/{deed}": "/do/pause?task=default",
     "/do/jobs/{job}": "/do/jobs/0",
+    "/devices/{device}": "/devices/0",
     "/models/{version:int}.safetensors": "/models/0.safetensors",
     "/models/{version:int}.onnx": "/models/0.onnx",
 }
@@ -47,7 +48,7 @@ def test_the_routes_are_those_that_are_attacked_here(console: InProcess) -> None
     """A new one with a parameter needs an example; each is asked for below."""
     assert all("{" not in path for _, path in _routes(console))
     assert [method for method, path in _routes(console) if method not in ("GET", "POST")] == []
-    assert len(_routes(console)) == 12 + len(PAGES)
+    assert len(_routes(console)) == 12 + len(PAGES) + sum(len(each.files) for each in PAGES)
 
 
 def test_nobody_gets_anything_without_logging_in(console: InProcess) -> None:

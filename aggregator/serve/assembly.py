@@ -290,7 +290,7 @@ def make_task(
     for note in (task.note, taken_for_one([each.name for each in manifests])):
         if note:
             _LOG.warning("%s: %s", task.name, note)
-    evaluator = Evaluator(store, task.name, task.evaluation)
+    evaluator = Evaluator(store, task.name, task.evaluation, task.round.most_age)
     attendance = role.attendance(store, task.round)
     rounds = RoundMachine(
         shared, aggregation, publisher.seal_round, evaluator, attendance, failed=failed

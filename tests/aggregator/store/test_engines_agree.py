@@ -237,7 +237,7 @@ def told_action(of: Chance) -> Action:
         lambda store: store.task(task).participations.note(seen),
         lambda store: store.task(task).participations.note(seen),
         lambda store: store.task(task).participations.all(),
-        lambda store: store.task(task).evaluations.note(number, said),
+        lambda store: store.task(task).evaluations.note((number, each) for each in said),
         lambda store: list(store.task(task).evaluations.said(number)),
         lambda store: store.task(task).evaluations.forget(number),
         lambda store: store.task(task).evaluations.put(number, 3, figures),

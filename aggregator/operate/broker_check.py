@@ -12,7 +12,7 @@ import numpy as np
 from cryptography import x509
 
 from aggregator.clock import moment_of
-from aggregator.operate.soundness import Aspect, CheckedPart
+from aggregator.operate.soundness import Aspect, CheckedPart, Soundness
 from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay, TlsFiles
 from device_sdk.link.dial import dial
@@ -46,6 +46,20 @@ _LOOK_SECONDS = 0.1
 _ANOTHER_TRY = ("no-connack", "version")
 """Why a connection ended that is made again at once, as one of an older MQTT."""
 _RIGHTS = "give {user} the rights of aggregator/acl.template"
+
+
+def end_of(path: Path) -> float:
+    """When the first of a file's certificates ends. Raises OSError, ValueError."""
+    found = x509.load_pem_x509_certificates(path.read_bytes())
+    return min(each.not_valid_after_utc for each in found).timestamp()
+
+
+def validity(part: Aspect, what: str, ends: float, now: float) -> CheckedPart:
+    """Of a certificate that ends then. All times are Unix seconds."""
+    if ends <= now:
+        return part.wrong(f"{what} has ended at {moment_of(ends)}", "renew it")
+    said = f"{what} holds until {moment_of(ends)}"
+    return part.ok(said) if ends - now >= _SOON_SECONDS else part.warning(said, "renew it")
 
 
 @dataclass(frozen=True)
@@ -84,9 +98,12 @@ class BrokerCheck:
         except ValueError as error:
             yield _TLS.wrong(str(error), "see [broker] in the task file")
             return
+        now = self.unix_clock()
         for name in ("ca_file", "certificate_file"):
             if (path := getattr(files, name)) is not None:
-                yield from self._certificates(f"broker.{name} {path}", Path(path))
+                holds = validity(_TLS, f"broker.{name} {path}", end_of(Path(path)), now)
+                if holds.soundness is not Soundness.OK:
+                    yield holds
         try:
             proxy = proxy_for(self.way.url, self.proxy)
             url = replace(self.way.url, path=None)  # a WebSocket's would come behind it
@@ -104,21 +121,7 @@ class BrokerCheck:
             presented = stream.getpeercert() if isinstance(stream, ssl.SSLSocket) else None
         if presented:
             ends = ssl.cert_time_to_seconds(str(presented["notAfter"]))
-            yield self._validity(f"the certificate of {self.way}", ends)
-
-    def _certificates(self, what: str, path: Path) -> Iterator[CheckedPart]:
-        """Those in a file that do not hold for much longer."""
-        found = x509.load_pem_x509_certificates(path.read_bytes())
-        ends = min(each.not_valid_after_utc for each in found).timestamp()
-        if ends - self.unix_clock() < _SOON_SECONDS:
-            yield self._validity(what, ends)
-
-    def _validity(self, what: str, ends: float) -> CheckedPart:
-        left = ends - self.unix_clock()
-        said = f"{what} holds until {moment_of(ends)}"
-        if left <= 0:
-            return _TLS.wrong(f"{what} has ended at {moment_of(ends)}", "renew it")
-        return _TLS.ok(said) if left >= _SOON_SECONDS else _TLS.warning(said, "renew it")
+            yield validity(_TLS, f"the certificate of {self.way}", ends, now)
 
     # -- MQTT --------------------------------------------------------------------------------------
 

@@ -17,14 +17,20 @@ from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError, StoreOutdated
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import current_descriptor, delegation_problem, read_serving_keys
-from aggregator.operate.broker_check import BrokerCheck
+from aggregator.operate.broker_check import BrokerCheck, end_of, validity
 from aggregator.operate.checking import Checked, Looking, check_alone, check_files
 from aggregator.operate.health import LEAST_FREE_BYTES
-from aggregator.operate.soundness import Aspect, CheckedPart
+from aggregator.operate.soundness import Aspect, CheckedPart, Soundness
 from aggregator.serve.reach import read_reach
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import STORE_FAILURES, Store
-from aggregator.task.file import FLEET_TABLES, MetricsSettings, SharedSettings, read_task
+from aggregator.task.file import (
+    FLEET_TABLES,
+    ConsoleSettings,
+    MetricsSettings,
+    SharedSettings,
+    read_task,
+)
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.system.printable import size
 from device_sdk.wire.publish.topics import Topics
@@ -42,7 +48,7 @@ _KEYS, _CLOCK, _DISK, _METRICS = (
     Aspect("disk"),
     Aspect("metrics"),
 )
-_TASK, _SIZES = Aspect("task"), Aspect("sizes")
+_CONSOLE, _TASK, _SIZES = Aspect("console"), Aspect("task"), Aspect("sizes")
 _APART_SECONDS = 5.0
 _READ_ERRORS = (AggregatorError, *STORE_FAILURES)
 
@@ -163,7 +169,9 @@ class Preflight:
             yield _SERVE.ok(reach.words(self.unix_clock()))
         if settings is not None:
             if settings.metrics.port:
-                yield self._metrics(settings.metrics, is_served=reach is not None)
+                yield _metrics(settings.metrics, is_served=reach is not None)
+            if settings.console.address is not None:
+                yield self._console(settings.console, is_served=reach is not None)
             for way in self._ways(settings, store):
                 yield from BrokerCheck(
                     way,
@@ -186,20 +194,16 @@ class Preflight:
         move = None if store is None else find_move(store)
         return where_serve_is(move, named, self.unix_clock())
 
-    def _metrics(self, metrics: MetricsSettings, *, is_served: bool) -> CheckedPart:
-        where = f"{metrics.address}, port {metrics.port}"
+    def _console(self, console: ConsoleSettings, *, is_served: bool) -> CheckedPart:
         try:
-            metrics.token()
-            if not is_served:
-                family = socket.AF_INET6 if ":" in metrics.address else socket.AF_INET
-                with socket.socket(family) as tried:
-                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    tried.bind((metrics.address, metrics.port))
-        except AggregatorError as error:
-            return _METRICS.wrong(str(error))
-        except OSError as error:
-            return _METRICS.wrong(f"{where}: {error}", "see [metrics] in the task file")
-        return _METRICS.ok(f"{where}: served now" if is_served else f"{where} can be had")
+            had = _port(_CONSOLE, *console.place, is_served=is_served)
+            if console.certificate is None or had.soundness is not Soundness.OK:
+                return had
+            ends, now = end_of(Path(console.certificate)), self.unix_clock()
+            holds = validity(_CONSOLE, f"console.certificate {console.certificate}", ends, now)
+            return had if holds.soundness is Soundness.OK else holds
+        except (OSError, ValueError) as error:
+            return _CONSOLE.wrong(f"console.certificate {console.certificate}: {error}")
 
     def _checked(self, store: Store | None) -> list[Checked]:
         try:
@@ -218,6 +222,28 @@ def _has_fleet(file: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return True
     return any(each in values for each in FLEET_TABLES)
+
+
+def _metrics(metrics: MetricsSettings, *, is_served: bool) -> CheckedPart:
+    try:
+        metrics.token()
+    except AggregatorError as error:
+        return _METRICS.wrong(str(error))
+    return _port(_METRICS, metrics.address, metrics.port, is_served=is_served)
+
+
+def _port(part: Aspect, address: str, port: int, *, is_served: bool) -> CheckedPart:
+    """Whether it can be had, unless a serve has it."""
+    where = f"{address}, port {port}"
+    if is_served:
+        return part.ok(f"{where}: served now")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((address, port))
+    except OSError as error:
+        return part.wrong(f"{where}: {error}", f"see [{part.name}] in the task file")
+    return part.ok(f"{where} can be had")
 
 
 def _of_task(found: Checked) -> Iterator[CheckedPart]:

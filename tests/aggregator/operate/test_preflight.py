@@ -266,16 +266,18 @@ def test_a_clock_before_what_the_store_has_seen(tmp_path: Path, broker: Mosquitt
     assert "rotate keys" in wrong(later)["keys"]
 
 
-def test_a_port_that_is_taken(tmp_path: Path, broker: Mosquitto) -> None:
+@pytest.mark.parametrize("part", ["metrics", "console"])
+def test_a_port_that_is_taken(tmp_path: Path, broker: Mosquitto, part: str) -> None:
     home = make_home(tmp_path, broker.url)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with home.task_file.open("a") as file:
-            file.write(f"[metrics]\nport = {port}\n")
+            asked = f"port = {port}" if part == "metrics" else f'address = "127.0.0.1:{port}"'
+            file.write(f"[{part}]\n{asked}\n")
         found = wrong(checked(home))
-    assert found.keys() == {"metrics"} and f"port {port}: " in found["metrics"]
+    assert found.keys() == {part} and f"port {port}: " in found[part]
 
 
 def test_keys_that_are_gone(tmp_path: Path, broker: Mosquitto) -> None:

@@ -113,6 +113,11 @@ docs: $(STAMP) ## the documentation as a site, in site/
 wheel: $(STAMP) ## build the wheel into dist/
 	$(RUN) -m build --wheel --no-isolation
 
+.PHONY: release
+release: $(STAMP) ## sdist and wheel, attested, tried on each Python with each extra (ARGS=--help)
+	$(RUN) -m benchmarks.distributions $(ARGS)
+	$(RUN) -m benchmarks.device_wheels
+
 # PYTHON makes the environments: `make newest PYTHON=python3.13`.
 .PHONY: newest
 newest: $(STAMP) ## the wheel with the newest and the lowest releases it takes: survey and demo (ARGS=--help)

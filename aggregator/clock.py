@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import math
 from collections.abc import Callable
 
+from aggregator.events import LogEvent
 from aggregator.store import Store
 
-_LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 SETTLE_SECONDS = 60.0
 """For so long a calendar has to keep to its new time before that is signed."""
@@ -69,9 +68,7 @@ class SteadyClock:
             )
         elif now - self._since_seconds >= SETTLE_SECONDS:
             if self.problem:
-                _LOG.warning(
-                    "rounds go by the clock's new time from now on: %s", moment_of(now + offset)
-                )
+                LogEvent.CLOCK_FOLLOWED.log(now=moment_of(now + offset))
             self._offset = offset
             self.problem = ""
 
@@ -90,7 +87,7 @@ class SteadyClock:
         if problem and problem != self.problem:
             if now >= self._say_again_seconds:
                 self._say_again_seconds = now + SETTLE_SECONDS
-                _LOG.warning("%s", problem)
+                LogEvent.CLOCK_SET.log(problem=problem)
             elif self.problem:
                 return  # a calendar that wanders is told of once a minute
         self.problem = problem
@@ -106,12 +103,7 @@ def steady_clock(
     steady = SteadyClock(clock, database.now if database.tells_time else calendar)
     last = store.facts.started_unix_seconds or 0
     if steady() < last - _SAID_SECONDS:
-        _LOG.warning(
-            "this machine's clock says %s, but this fleet was served at %s already: it was ahead "
-            "then, or lies behind now. Rounds go on either way; make sure that the clock is right",
-            moment_of(steady()),
-            moment_of(last),
-        )
+        LogEvent.CLOCK_BEHIND.log(now=moment_of(steady()), last=moment_of(last))
     return steady
 
 

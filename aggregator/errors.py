@@ -39,6 +39,13 @@ class StoreUnreached(AggregatorError):
     """The same, before it was ever reached."""
 
 
+class StoreOutdated(AggregatorError):
+    """The store was made by an earlier release, and whoever opened it may change nothing."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where} is of an earlier release; serve brings it up to date")
+
+
 class OutcomeUnknown(StoreAway):
     """The connection was lost in the midst of a commit, and nobody can tell what became of it: all
     of the transaction is kept, or nothing. Whoever asked for it has to look."""

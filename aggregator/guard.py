@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import logging
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from aggregator.errors import CallOverdue, MethodFault
+from aggregator.events import LogEvent
 from aggregator.methods.method import (
     FINAL,
     Binding,
@@ -33,7 +33,6 @@ from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
 
-_LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 
 
@@ -101,12 +100,8 @@ class Patience:
     def _look_at(self, thread: int, running: _Call, seconds: float) -> None:
         if seconds > self.tell_seconds and not running.told:
             running.told = True
-            _LOG.warning(
-                "a method's %s has run for %.0f s, and nothing else is served meanwhile; it is "
-                "ended after %.0f s",
-                running.call,
-                seconds,
-                self.most_seconds,
+            LogEvent.METHOD_SLOW.log(
+                call=running.call, seconds=seconds, most_seconds=self.most_seconds
             )
         if seconds > self.most_seconds:
             running.ended = True

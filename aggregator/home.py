@@ -138,10 +138,11 @@ class AggregatorHome:
         self._identify(database)
         return Store(database)
 
-    def open_store(self) -> Store:
+    def open_store(self, *, read_only: bool = False) -> Store:
         """The store. Raises AggregatorError when there is none, when it is another fleet's or of
-        another version."""
-        self._tidy()
+        another version. ``read_only``: nothing of it or of the home is changed."""
+        if not read_only:
+            self._tidy()
         identified = self.store_identity.exists()
         if self.store_url is None:
             if identified:
@@ -150,7 +151,7 @@ class AggregatorHome:
                     f"{self.folder} has its store in {where[0] if where else 'PostgreSQL'}, and no "
                     "file of its own any more: name it as store under [cluster] in its task file"
                 )
-            return Store(open_database(self.database))
+            return Store(open_database(self.database, read_only=read_only))
         if not identified:
             raise AggregatorError(
                 f"{self.folder} has no store in PostgreSQL; make the home anew with one, or leave "
@@ -164,7 +165,9 @@ class AggregatorHome:
                 "fleet's own database"
             )
         url = self.store_url
-        return Store(open_database(lambda: self.named_store() or url, identity=identity))
+        return Store(
+            open_database(lambda: self.named_store() or url, identity=identity, read_only=read_only)
+        )
 
     def named_store(self, key: str = "store") -> str | None:
         """The URL that the task file gives as ``store``, or ``worker_store``, under ``[cluster]``;

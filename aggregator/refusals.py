@@ -1,23 +1,16 @@
-"""What is logged: refused input, once for each reason and device; which task a line is about."""
+"""What was refused: counted, and logged once for each reason and device."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
+from aggregator.events import LogEvent
 from aggregator.store.facts import RefusalCounts
 from device_sdk.wire.codec.errors import WireError
 
-_LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED = 10_000
-_USUAL = {
-    "unknown-session": "devices went on with sessions that are not open here, as after each start "
-    "of serve: they are told, and open new ones (logged once)"
-}
-"""Reasons that nobody need look into: what happened, and what comes of it."""
+_USUAL = {"unknown-session": LogEvent.SESSIONS_UNKNOWN}
+"""Reasons that nobody need look into."""
 
 
 class Refusals:
@@ -47,35 +40,13 @@ class Refusals:
             return
         self._logged.add(key)
         if reason in _USUAL:
-            _LOG.info(_USUAL[reason])
+            _USUAL[reason].log()
             return
         who = device_id.hex() if device_id else "an unknown sender"
-        _LOG.warning("refused from %s: %s (logged once)", who, detail or reason)
+        LogEvent.REFUSED.log(sender=who, problem=detail or reason, reason=reason)
 
     def save(self, table: RefusalCounts) -> None:
         """Add to the store what was counted since the last time; in any transaction or none."""
         if self._unsaved:
             table.add(self._unsaved)
             table.when_kept(self._unsaved.clear)
-
-
-# Which task a log line is about: it is named in front of the line.
-
-_TASK = ContextVar("task", default="")
-
-
-@contextmanager
-def about(task: str) -> Iterator[None]:
-    """What is logged meanwhile, by whatever part, is about this task; empty: about none."""
-    token = _TASK.set(task)
-    try:
-        yield
-    finally:
-        _TASK.reset(token)
-
-
-def add_task(record: logging.LogRecord) -> bool:
-    """A filter of handlers whose formatters begin the message with ``%(task)s``."""
-    task = _TASK.get()
-    record.task = f"{task}: " if task else ""
-    return True

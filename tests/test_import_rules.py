@@ -83,7 +83,18 @@ _SERVER = frozenset(
 
 
 _BELOW_THE_CONSOLE = (
-    *("clock", "console", "errors", "evaluation", "home", "keys", "look", "models", "operate"),
+    *(
+        "clock",
+        "console",
+        "errors",
+        "evaluation",
+        "events",
+        "home",
+        "keys",
+        "look",
+        "models",
+        "operate",
+    ),
     *("store", "task"),
 )
 _PAGES = frozenset({"anyio", "argon2", "h11", "jinja2", "markupsafe", "multipart", "segno"}) | {
@@ -108,7 +119,7 @@ def _server(
     folder: str, below: str, banned: frozenset[str] = frozenset(), libraries: str = ""
 ) -> Rule:
     """A folder of the aggregator: itself, folders below it, the contract, the libraries."""
-    names = {f"aggregator.{name}" for name in [folder, "errors", *below.split()]}
+    names = {f"aggregator.{name}" for name in [folder, "errors", "events", *below.split()]}
     allowed = frozenset(names | _CONTRACT | _SERVER | set(libraries.split()))
     return Rule(f"aggregator/{folder}", allowed, banned)
 
@@ -213,7 +224,7 @@ RULES = (
     ),
     _server(
         "serve",
-        "clock evaluation home keys publish refusals rounds shared store task task_log",
+        "clock evaluation home keys logs publish refusals rounds shared store task",
         libraries=f"prometheus_client {_TRIAL}",
     ),
     # What commands, and whoever else asks, are told and do: above what serves, which knows nothing
@@ -225,7 +236,8 @@ RULES = (
     ),
     _server(
         "cluster",
-        "clock evaluation guard home keys methods publish refusals rounds serve shared store task",
+        "clock evaluation guard home keys logs methods publish refusals rounds serve shared store "
+        "task",
         libraries="ray",
     ),
     Rule(

@@ -29,6 +29,7 @@ examples: a fleet in five steps
         "init": "make keys, database and a task file",
         "invite": "make enrolment codes",
         "serve": "run rounds, until told to stop",
+        "check": "say what would keep serve from working, before it starts",
         "status": "show rounds, why they fail and where, version and refusals",
         "devices": "list the devices and how their rounds ended, and label them",
         "evaluations": "show how good each version is, as devices found out",

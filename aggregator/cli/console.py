@@ -93,10 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "aggregator":
+        library = (error.name or "").partition(".")[0]
+        if library == "aggregator":
             raise
         raise AggregatorError(
-            f"{error.name} is not installed, which only the console needs: "
+            f"{library} is not installed, which only the console needs: "
             "pip install 'tessera-edge[console]'"
         ) from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 import os
 import signal
 import sys
@@ -16,12 +15,14 @@ import numpy as np
 
 from aggregator.cli.arguments import add_home, elsewhere, home_of
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome, serve_lock
+from aggregator.logs import LogForm, LogLevel, LogSettings
 from aggregator.operate.health import ProblemWatch
 from aggregator.serve.alone import Hooks, serve_alone
 from aggregator.serve.assembly import World
 from aggregator.serve.beside import Beside, console_command
-from aggregator.serve.live import LiveView, PlainView, View
+from aggregator.serve.live import LiveView, PlainView, View, log_round
 from aggregator.serve.metrics import Snapshot, Told, serve_metrics
 from aggregator.serve.service import Service
 from aggregator.task.file import Task, read_task
@@ -29,7 +30,6 @@ from device_sdk.system.clock import awake_clock
 
 # Python's garbage collector in a process that serves: less often, and past what stays for good.
 
-_LOG = logging.getLogger(__name__)
 _YOUNG_OBJECTS = 20_000
 
 
@@ -60,7 +60,8 @@ docs/cluster.md."""
 EXAMPLES = """\
 examples:
   tessera-aggregator serve --home fleet
-  tessera-aggregator serve --home fleet --plain >> fleet.log
+  tessera-aggregator serve --home fleet --log text >> fleet.log
+  tessera-aggregator serve --home fleet --log json --log-level warning
   tessera-aggregator serve --home fleet --cluster ray --local
   tessera-aggregator serve --home fleet --cluster ray --address 10.0.0.5:6379
   tessera-aggregator serve --home fleet --cluster ray --address 10.0.0.5:6379 --standby
@@ -72,7 +73,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", type=Path, metavar="FILE", help="the task file (default: task.toml in the home)"
     )
-    parser.add_argument("--plain", action="store_true", help="log lines, on a terminal too")
+    log = parser.add_mutually_exclusive_group()
+    log.add_argument(
+        "--log",
+        type=LogForm,
+        choices=tuple(LogForm),
+        metavar="text|json",
+        help="log lines, on a terminal too: for people, or JSON objects (docs/operating/logs.md)",
+    )
+    log.add_argument(
+        "--plain", dest="log", action="store_const", const=LogForm.TEXT, help="as --log text"
+    )
+    parser.add_argument(
+        "--log-level",
+        type=LogLevel,
+        choices=tuple(LogLevel),
+        default=LogLevel.INFO,
+        metavar="LEVEL",
+        help="log what is at least debug, info, warning or error (default: info)",
+    )
     cluster = parser.add_argument_group("a fleet on several processes or machines")
     cluster.add_argument(
         "--cluster", choices=("ray",), help="workers take updates in; Ray places and restarts them"
@@ -99,10 +118,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.standby and arguments.address is None:
         raise AggregatorError("--standby goes with --address: what --local runs ends with it")
     home = home_of(arguments)
-    live = sys.stdout.isatty() and not arguments.plain
-    view: View = LiveView() if live else PlainView(time.monotonic)
+    log = LogSettings(arguments.log or LogForm.TEXT, arguments.log_level)
+    live = sys.stdout.isatty() and arguments.log is None
+    view: View = LiveView(log) if live else PlainView(log, time.monotonic)
     stopping = _stop_on_signals()
     with ExitStack() as stack:
+        stack.enter_context(view)
         if arguments.cluster is None:
             stack.enter_context(serve_lock(home))
         task = read_task(arguments.task or home.task_file)
@@ -112,9 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
                 "database as store under [cluster] in the task file, and run tessera-aggregator "
                 "store --move (see docs/store.md)"
             )
-        stack.enter_context(view)
         if note := elsewhere(home):
-            _LOG.warning("%s", note)
+            LogEvent.STORE_UNUSED.log(problem=note)
         world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
         ready = _Ready(stack, home, task)
 
@@ -125,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
         console = Beside(console_command(home.folder, task.path))
         if task.fleet.console.address is not None:
             stack.enter_context(console)
-        hooks = Hooks(view.round_event, turned, ready, console.problem)
+        hooks = Hooks(log_round, turned, ready, console.problem)
         if arguments.cluster is None:
             serve_alone(home, task, world, stopping.is_set, hooks)
         else:
@@ -134,19 +154,19 @@ def run(arguments: argparse.Namespace) -> int:
             from aggregator.cluster.serve import coordinate
 
             cores = max(os.cpu_count() or 1, len(task.fleet.cluster.slots()))
-            joined = JoinedRay(arguments.address, cores, log_to_driver=True)
+            joined = JoinedRay(arguments.address, cores, log_to_driver=log.form is LogForm.TEXT)
             stack.callback(joined.leave)
             coordinate(
                 home,
                 task,
                 world,
-                lambda posts: RayRuntime(posts, joined),
+                lambda posts: RayRuntime(posts, joined, log),
                 stopping.is_set,
                 standby=arguments.standby,
                 join=joined.join,
                 hooks=hooks,
             )
-    _LOG.info("stopped")
+    LogEvent.STOPPED.log()
     return 0
 
 

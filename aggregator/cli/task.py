@@ -23,8 +23,8 @@ from device_sdk.system.printable import printable
 
 DESCRIPTION = """\
 One fleet may have several tasks, each with rounds, a model and settings of its own. The first one's
-file is task.toml, which has the fleet's tables too ([broker], [keys], [admission], [metrics]); each
-further one's is tasks/NAME.toml. Devices enrol once, with the name of one.
+file is task.toml, which has the fleet's tables too ([broker], [keys], [admission], [metrics],
+[console]); each further one's is tasks/NAME.toml. Devices enrol once, with the name of one.
 
 task list            what there is, and how each is doing
 task add NAME        another task, from FILE or from the home's tasks/NAME.toml

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -119,7 +118,6 @@ class GatheredAggregation(Aggregation):
         return self._store.log.waiting() + self._store.shares.summed()
 
 
-_LOG = logging.getLogger(__name__)
 _TEND_SECONDS = 0.5
 _POST_SECONDS = 15.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from aggregator.cluster.orders import ServedTask
 from aggregator.errors import MethodFault
+from aggregator.events import LogEvent
 from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.rounds.attendance import RoundTimes
 from aggregator.rounds.late import Sent, decode_each
@@ -24,7 +24,6 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.placement import shard_of
 
-_LOG = logging.getLogger(__name__)
 _EPOCH_BITS, _COUNT_BITS = 20, 32
 _BYTES_PER_SECOND = 4e6
 """What a worker writes at full load, about."""
@@ -78,7 +77,7 @@ class ShareKeeper:
         try:
             method = self._made(row, version.state, share)
         except RestoreError as error:
-            _LOG.warning("round %d is left alone for now: %s", row.round, error)
+            LogEvent.ROUND_LEFT_ALONE.log(round=row.round, problem=error)
             return False
         except (MethodFault, ValueError) as error:
             self.hold(error)
@@ -161,14 +160,12 @@ class ShareKeeper:
                     method.absorb(update)
                 except MethodFault as error:
                     failed[logged.seq] = str(error)
-                    _LOG.error(
-                        "update %d of %s passed its check but cannot be absorbed (%s): it is in "
-                        "quarantine, and round %d will be held until tessera-aggregator release",
-                        logged.seq,
-                        logged.device_id.hex(),
-                        failed[logged.seq],
-                        row.round,
-                        exc_info=error,
+                    LogEvent.UPDATE_QUARANTINED.log(
+                        error,
+                        update=logged.seq,
+                        device=logged.device_id,
+                        why=failed[logged.seq],
+                        round=row.round,
                     )
                     method = self._begun_anew(row)
         return failed

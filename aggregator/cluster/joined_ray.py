@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from device_sdk.system.command_line import held_signals
 
 _LOOK_SECONDS = 0.05
@@ -161,7 +162,6 @@ def _ours() -> tuple[int, int]:
     return (0, os.geteuid())
 
 
-_LOG = logging.getLogger(__name__)
 _REACH_SECONDS = 5.0
 _JOIN_SECONDS = 60.0
 _START_SECONDS = 300.0
@@ -264,7 +264,7 @@ class JoinedRay:
                     asked = True
                     if self._address is not None:
                         return False
-                    _LOG.info("asked to end: as soon as Ray has started")
+                    LogEvent.END_AWAITED.log()
                 time.sleep(_LOOK_SECONDS)
         error = found[0] if found else TimeoutError(f"it does not answer within {seconds:.0f} s")
         if error is None:

@@ -19,12 +19,13 @@ from aggregator.cluster.joined_ray import JoinedRay, first_line, require_private
 from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
+from aggregator.logs import USUAL_LOG, LogSettings
 from aggregator.serve.assembly import World
 from aggregator.store.cluster import Deposed
 from aggregator.store.rows import ShareRow
 from device_sdk.system.clock import awake_clock
 
-_LOG = logging.getLogger(__name__)
 _LONG_SECONDS = 30.0
 _FROZEN_SECONDS = 15.0
 _SHARES_SECONDS = 5.0
@@ -36,9 +37,10 @@ class WorkerActor:
     """A worker in a process of Ray's. When that is killed, Ray starts another, which knows nothing:
     it takes up its slot with the orders that it is told next, and what the store has."""
 
-    def __init__(self, post: Post) -> None:
-        line = f"worker {post.slot.number}: %(levelname)s %(message)s"
-        logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
+    def __init__(self, post: Post, log: LogSettings) -> None:
+        number = post.slot.number
+        line = f"worker {number}: %(levelname)s %(task)s%(message)s"
+        log.start(logging.StreamHandler(sys.stderr), line, worker=number)
         import ray  # here alone: the coordinator's process imports it once its settings are set
 
         world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
@@ -80,7 +82,7 @@ class WorkerActor:
 
     def _ended(self, error: BaseException | None) -> None:
         if error is not None:
-            logging.getLogger(__name__).error("%s", error)
+            LogEvent.WORKER_ENDED.log(problem=error)
         self._done.set()
         if error is not None:
             # One that was deposed has a successor. Of all other errors Ray is to start another.
@@ -108,11 +110,14 @@ class RayRuntime:
     """Starts, or finds, an actor for each post; named, so that another coordinator finds them too.
 
     ``joined``: the Ray cluster that we are in. Its workers outlive us, those of a Ray of our own do
-    not. Raises AggregatorError where it is not the one any more that we joined.
+    not. ``log``: what they log. Raises AggregatorError where it is not the one any more that we
+    joined.
     """
 
-    def __init__(self, posts: Sequence[Post], joined: JoinedRay) -> None:
-        self._joined, self._ray = joined, joined.ray
+    def __init__(
+        self, posts: Sequence[Post], joined: JoinedRay, log: LogSettings = USUAL_LOG
+    ) -> None:
+        self._joined, self._ray, self._log = joined, joined.ray, log
         self._namespace = f"tessera-{posts[0].root_fingerprint.hex()}"
         self._class = self._ray.remote(WorkerActor)
         try:
@@ -197,7 +202,7 @@ class RayRuntime:
         }
         if not self._joined.own:
             options["lifetime"] = "detached"
-        return _Hired(post, self._class.options(**options).remote(post))
+        return _Hired(post, self._class.options(**options).remote(post, self._log))
 
     def _dismiss_others(self, posts: Sequence[Post]) -> None:
         """End the workers that a coordinator before us left beyond those that there are to be."""
@@ -255,7 +260,7 @@ class RayRuntime:
         each.status = None
         if each.said != what:
             each.said = what
-            _LOG.warning("worker %s %s", each.post.slot, what)
+            LogEvent.WORKER_LOST.log(worker=each.post.slot, problem=what)
 
 
 def _name(post: Post) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from aggregator.cluster.coordinator import Coordinating, Crew, Runtime, posts
 from aggregator.cluster.orders import Post
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.folder import read_serving_keys
 from aggregator.rounds.replacement import buildable
@@ -27,9 +27,6 @@ from aggregator.store.tasks import FIRST
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_continued_catalogue, read_task
 from device_sdk.system.version import __version__
-
-_LOG = logging.getLogger(__name__)
-
 
 LEASE_SECONDS = 6.0
 _RENEW_SECONDS = 1.5
@@ -76,7 +73,7 @@ class Lease:
                 if not wait:
                     raise
                 if not away:
-                    _LOG.warning("standing by, while the store is away: %s", error)
+                    LogEvent.STANDS_BY_ALONE.log(problem=error)
                 away = True
                 self._ending.wait(_RENEW_SECONDS)
                 continue
@@ -87,7 +84,7 @@ class Lease:
                 self.require_free(stopping)
             elif said is None or said.term != row.term:
                 said = row
-                _LOG.info("standing by: %s coordinates (term %d)", row.holder, row.term)
+                LogEvent.STANDS_BY.log(holder=row.holder, term=row.term)
             self._ending.wait(_LOOK_SECONDS)
         return False
 
@@ -131,7 +128,7 @@ class Lease:
             try:
                 self._store.lease.release(self.term)
             except (Deposed, *STORE_FAILURES) as error:
-                _LOG.warning("the lease could not be given back: %s", error)
+                LogEvent.LEASE_KEPT.log(problem=error)
         self._store.database.close()
 
     def _outlives(self, until_unix_seconds: float, stopping: Callable[[], bool]) -> bool:
@@ -155,7 +152,7 @@ class Lease:
                 self.lost = error
                 return
             except STORE_FAILURES as error:
-                _LOG.warning("the lease was not renewed: %s", error)
+                LogEvent.LEASE_NOT_RENEWED.log(problem=error)
 
 
 def require_servable(home: AggregatorHome, task: Task, unix_clock: Callable[[], float]) -> None:
@@ -224,7 +221,7 @@ def coordinate(
         if not join() or not lease.take(stopping, wait=standby):
             return
         _require_not_served(home)  # it looks for the lease once it has the home: one of us sees
-        _LOG.info("coordinating, term %d", lease.term)
+        LogEvent.COORDINATES.log(term=lease.term)
         store = reach.await_store(home.open_store)
         if store is None:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import queue
 import threading
@@ -16,8 +15,9 @@ from aggregator.clock import steady_clock
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
 from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
 from aggregator.errors import StoreAway
+from aggregator.events import LogEvent, about
 from aggregator.keys.registry import HeldRegistry, revoke
-from aggregator.refusals import Refusals, about
+from aggregator.refusals import Refusals
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
 from aggregator.rounds.model_parts import ModelParts
@@ -110,7 +110,6 @@ def life_of_cluster(store: Store, now_unix_seconds: int, random_bytes: RandomByt
     return presence
 
 
-_LOG = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.05
 _GATHER_SECONDS = 0.004
 _HOLD_SECONDS = 0.25
@@ -278,7 +277,7 @@ class Worker:
         self._parts.take(orders)
         self._revision = revision
         self._parts.link.start()
-        _LOG.info("worker %s serves its shards, epoch %d", slot, self._epoch)
+        LogEvent.WORKER_SERVES.log(worker=slot, epoch=self._epoch)
 
     def _work(self, parts: WorkerParts) -> None:
         """One turn. A store that is away is waited for, and costs no session; one that will not do
@@ -294,7 +293,7 @@ class Worker:
             if not is_away and now - self._failing_seconds > _PATIENCE_SECONDS:
                 raise
             if not (is_away and since):  # said once, however long it is away
-                _LOG.warning("the store: %s", error)
+                LogEvent.STORE_FAILS.log(problem=error)
             self._world.sleep(_RETRY_SECONDS)
         else:
             self._failing_seconds = 0.0
@@ -470,7 +469,7 @@ class WorkerParts:
         """See what changed in the store."""
         for device_id in self.registry.refresh():
             self.table.end(device_id)
-            _LOG.info("revoked %s: its sessions have ended", device_id.hex())
+            LogEvent.REVOKED.log(device=device_id)
         self._group_keys = self._store.secrets.group_keys()
         for each in self.board.served:
             if each.rounds.refresh():
@@ -500,7 +499,7 @@ class WorkerParts:
         number = served.number
         rounds = RoundFollower(shared, self._slot, keeper, lambda: self._leave_round(number))
         task = served.task
-        evaluator = Evaluator(store, task.name, task.evaluation)
+        evaluator = Evaluator(store, task.name, task.evaluation, task.round.most_age)
         parts = ModelParts.of([each.manifest for each in served.artifacts()])
         ingest = Ingest(shared, rounds, keeper, evaluator, parts)
         if before is not None:
@@ -556,15 +555,10 @@ class WorkerParts:
     def _tell_of(self, refused: Collection[str], detail: str) -> None:
         self.refused = tuple(sorted(refused))
         if not refused:
-            _LOG.info("the broker has granted all subscriptions")
+            LogEvent.SUBSCRIPTIONS_GRANTED.log()
         elif detail:
-            _LOG.warning(
-                "the broker refuses %d of this worker's subscriptions, %s first (%s): the devices "
-                "of these shards are not heard. They are asked for again after waits that grow; "
-                "give this user the rights of aggregator/acl.template",
-                len(refused),
-                self.refused[0],
-                detail,
+            LogEvent.SUBSCRIPTIONS_REFUSED.log(
+                count=len(refused), topic=self.refused[0], problem=detail
             )
 
     def _look_up(self) -> None:
@@ -656,7 +650,7 @@ class WorkerParts:
         answer = self._uplink.farewell(device_id)
         with self._store.database.transaction():
             revoke(self._store, device_id, int(self._unix_clock()))
-        _LOG.info("%s has left", device_id.hex())
+        LogEvent.LEFT.log(device=device_id)
         self.look()
         if answer is not None:
             self._outgoing.send(answer.topic, answer.payload)

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from aggregator.console.doing import Doings
-from aggregator.console.downloads import FORMS, send_model
+from aggregator.console.downloads import FORMS, send_model, sent
 from aggregator.console.entry import log_in, log_out, show_login
 from aggregator.console.gate import FrontGate
 from aggregator.console.live import shown, stream
@@ -47,7 +47,12 @@ def routes_of(console: Console) -> list[Route]:
         route("/do/{deed}", doings.go_on, "POST", may=operators),
         *(route(f"/models/{{version:int}}.{form}", send_model) for form in FORMS),
         *(Route(f"/static/{name}", _static(*each)) for name, each in _files().items()),
-        *(route(f"/{page.name}", shown(page)) for page in PAGES),
+        *(
+            route(f"/{page.name}/{file.name}", sent(page, file))
+            for page in PAGES
+            for file in page.files
+        ),
+        *(route(page.path, shown(page)) for page in PAGES),
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +18,10 @@ from starlette.responses import RedirectResponse, Response
 from aggregator.console.deeds import DEEDS, Deed, DeedOutcome, Values
 from aggregator.console.web import Call, Console
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.operate.fleet import Fleet
 from device_sdk.system.printable import in_words, printable
 
-_LOG = logging.getLogger(__name__)
 _MOST_JOBS, _MOST_ASKED = 64, 1024
 _MOST_TEXT_CHARACTERS = 256 << 10
 _MOST_CHARACTERS = 200
@@ -99,7 +98,7 @@ class Doings:
         job = self.jobs.get(call.request.path_params["job"])
         if job is None or job.owner != call.known.user.name:
             return call.console.refuse(call.visitor, 404, "Nothing is known of this any more.")
-        codes = () if job.outcome is None else job.outcome.codes
+        lines, codes = ((), ()) if job.outcome is None else (job.outcome.lines, job.outcome.codes)
         if job.outcome is not None and codes:
             said = "The codes were shown once. Whoever lost them makes others."
             job.outcome = DeedOutcome((said,))
@@ -109,6 +108,7 @@ class Doings:
             title=job.deed.title,
             here="do",
             job=job,
+            lines=lines,
             codes=[(code, _qr(code)) for code in codes],
         )
 
@@ -173,7 +173,7 @@ class Doings:
         except AggregatorError as error:
             job.problem = printable(str(error))
         except Exception as error:
-            _LOG.exception("%s failed", job.deed.name)
+            LogEvent.CONSOLE_FAILS.log(error, what=job.deed.name)
             job.problem = printable(in_words(error))
         finally:
             job.done_seconds = self.console.clock()

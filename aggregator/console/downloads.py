@@ -1,16 +1,17 @@
-"""Models as files: which version is all that a browser says."""
+"""What browsers take away: files of pages, and models, of which they say the number alone."""
 
 from __future__ import annotations
 
 import io
 import zipfile
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from anyio import to_thread
 from starlette.responses import Response
 
-from aggregator.console.web import Call
+from aggregator.console.pages.page import ConsolePage, PageFile, PageQuery
+from aggregator.console.web import Answer, Call
 from aggregator.errors import AggregatorError
 from aggregator.models import Format
 from aggregator.operate.fleet import Fleet
@@ -38,16 +39,36 @@ async def send_model(call: Call) -> Response:
     return _file(packed.getvalue(), f"{name}.{form}.zip")
 
 
-def _made(call: Call, version: str, task: str | None, form: Format) -> ModelFiles:
+def sent(page: ConsolePage[Any], file: PageFile) -> Answer:
+    """A file of a page."""
+
+    async def answer(call: Call) -> Response:
+        query = PageQuery.of(call.request.query_params.multi_items(), page.takes)
+        work = partial(_of_page, call, file, query)
+        found = await to_thread.run_sync(work, limiter=call.console.modelling)
+        return _file(found.encode(), file.name, file.media_type)
+
+    return answer
+
+
+def _of_page(call: Call, file: PageFile, query: PageQuery) -> str:
+    with _opened(call) as fleet:
+        return file.make(fleet, query)
+
+
+def _opened(call: Call) -> Fleet:
     actor = f"{call.known.user.name} (console)"
-    console = call.console
-    with Fleet.open(console.home, actor=actor, clock=console.unix_clock) as fleet:
+    return Fleet.open(call.console.home, actor=actor, clock=call.console.unix_clock)
+
+
+def _made(call: Call, version: str, task: str | None, form: Format) -> ModelFiles:
+    with _opened(call) as fleet:
         return fleet.model(version, task, form)
 
 
-def _file(content: bytes, name: str) -> Response:
+def _file(content: bytes, name: str, media_type: str = "application/octet-stream") -> Response:
     return Response(
         content,
-        media_type="application/octet-stream",
+        media_type=media_type,
         headers={"Content-Disposition": f'attachment; filename="{name}"'},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 
@@ -13,7 +14,7 @@ from aggregator.console.users import MOST_CHARACTERS
 from aggregator.console.web import Call
 
 _OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
-_MOST_WAITING = 8
+_MOST_CHECKED = 10
 
 
 async def show_login(call: Call) -> Response:
@@ -34,21 +35,26 @@ async def log_in(call: Call) -> Response:
     """A session for whoever knows a user's password; words, and perhaps a pause, for others."""
     console, name, password = call.console, call.said("name").strip(), call.said("password")
     to, address = call.said("to"), console.address(call.request)
-    if console.hashing.statistics().tasks_waiting >= _MOST_WAITING:
+    if console.checked >= _MOST_CHECKED:
         return _form(call, to, "Many people log in just now: try again in a moment.", 503)
     try:
         console.limits.attempt(name, address)
     except TriedTooOften as error:
-        answer = _form(call, to, f"Too many attempts. Try again in {error.seconds:.0f} s.", 429)
-        answer.headers["Retry-After"] = f"{error.seconds:.0f}"
+        wait = f"{math.ceil(error.seconds)}"
+        answer = _form(call, to, f"Too many attempts. Try again in {wait} s.", 429)
+        answer.headers["Retry-After"] = wait
         return answer
-    check = partial(console.passwords, console.users.find(name), password[: MOST_CHARACTERS + 1])
-    if not await to_thread.run_sync(check, limiter=console.hashing):
+    user = console.users.find(name)
+    check = partial(console.passwords, user, password[: MOST_CHARACTERS + 1])
+    console.checked += 1
+    try:
+        is_right = await to_thread.run_sync(check, limiter=console.hashing)
+    finally:
+        console.checked -= 1
+    # He may have been removed meanwhile, or have another password.
+    if user is None or not is_right or console.users.find(name) != user:
         return _form(call, to, "No user has this name and this password.", 403)
     console.limits.succeeded(name, address)
-    user = console.users.find(name)
-    if user is None:  # removed meanwhile
-        return _form(call, to, "No user has this name and this password.", 403)
     _forget(call)
     answer = RedirectResponse(to if _OWN_PATH.fullmatch(to) else "/", 303)
     console.set_session(call.request, answer, console.sessions.begin(user))

@@ -4,7 +4,6 @@ may be, and the headers of every answer."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection
 from ipaddress import ip_address
 
@@ -13,10 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aggregator.events import LogEvent
 from aggregator.task.file import ConsoleSettings
 from device_sdk.system.printable import printable
 
-_LOG = logging.getLogger(__name__)
 MOST_BODY_BYTES = 512 << 10
 _BODY_SECONDS = 20.0
 _POLICY = (
@@ -95,8 +94,8 @@ class FrontGate:
             return
         try:
             await self._app(scope, bounded, sending)
-        except Exception:
-            _LOG.exception("a request for %s failed", printable(scope["path"], 200))
+        except Exception as error:
+            LogEvent.CONSOLE_FAILS.log(error, what=f"a request for {printable(scope['path'], 200)}")
             if not began:
                 said = "This cannot be answered; the console's log says why.\n"
                 await PlainTextResponse(said, 500)(scope, receive, sending)

@@ -26,7 +26,8 @@ _PAGES = {page.name: page for page in PAGES}
 
 
 def _wanted(page: ConsolePage[Any], request: Request) -> PageWanted:
-    return PageWanted(page, PageQuery.of(request.query_params.multi_items(), page.takes))
+    given = [*request.query_params.multi_items(), *request.path_params.items()]
+    return PageWanted(page, PageQuery.of(given, page.takes))
 
 
 def shown(page: ConsolePage[Any]) -> Answer:
@@ -40,7 +41,7 @@ def shown(page: ConsolePage[Any]) -> Answer:
             call.visitor,
             status=200 if reading.view is not None else 400,
             title=page.title,
-            here=page.name,
+            here=page.under,
             events=f"/events?{urlencode([('page', page.name), *wanted.query.values])}",
             live=fragment(call, wanted, reading),
             moment=moment_of(reading.read_unix_seconds),

@@ -157,6 +157,13 @@ class FleetReader:
         if fleet is not None:
             try:
                 view = wanted.page.read(fleet, wanted.query)
+                before = self._kept.get(wanted)
+                if (
+                    wanted.page.follow is not None
+                    and before is not None
+                    and before.view is not None
+                ):
+                    view = wanted.page.follow(before.view, view)
             except (AggregatorError, OSError, *STORE_FAILURES) as error:
                 problem = printable(str(error))
             except Exception as error:  # a page's mistake is no other page's

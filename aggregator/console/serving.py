@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
+import signal
 import socket
 import ssl
 import threading
@@ -23,10 +23,10 @@ from aggregator.console.reader import FleetReader
 from aggregator.console.users import ConsoleUsers
 from aggregator.console.web import Console
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome
 from aggregator.task.file import ConsoleSettings
 
-_LOG = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 400
 _MOST_HEADER_BYTES = 16 << 10
 _HEADER_SECONDS, _KEPT_ALIVE_SECONDS, _TAKEN_SECONDS = 10.0, 15, 20.0
@@ -94,6 +94,61 @@ class ProxiedProtocol(PatientProtocol):
     busiest = _MOST_CONNECTIONS
 
 
+_TICKS_OF_CERTIFICATE = 100
+
+
+class _Tls:
+    """Certificate and key. Files that were renewed are used from the next connection on."""
+
+    def __init__(self, certificate: str, key: str) -> None:
+        self._files = certificate, key
+        self.context = self._loaded()
+        self._seen = self._state()
+
+    def look(self) -> None:
+        """Whether there are others."""
+        state = self._state()
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            self._loaded()
+        except AggregatorError as error:
+            LogEvent.CERTIFICATE_KEPT.log(problem=error)
+        else:
+            self.context.load_cert_chain(*self._files, password="")
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        found: list[tuple[int, int] | None] = []
+        for path in self._files:
+            try:
+                status = Path(path).stat()
+            except OSError:
+                found.append(None)
+            else:
+                found.append((status.st_mtime_ns, status.st_ino))
+        return found
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        for name, path in zip(("certificate", "key"), self._files, strict=True):
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise AggregatorError(
+                    f"console.{name} {path} cannot be read: {error.strerror}"
+                ) from None
+        try:
+            context.load_cert_chain(*self._files, password="")
+        except (ssl.SSLError, ValueError) as error:
+            raise AggregatorError(
+                f"console.certificate {self._files[0]} and console.key {self._files[1]} are no "
+                f"certificate with its key, both as PEM and without a password ({error})"
+            ) from None
+        return context
+
+
 class _Loop(asyncio.SelectorEventLoop):
     """Ends a connection whose TLS handshake takes long, too."""
 
@@ -104,15 +159,23 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Server(uvicorn.Server):
-    """``on_start`` is called when browsers can ask."""
+    """``on_start`` is called when browsers can ask; ``tls``: None where they ask by http."""
 
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, tls: _Tls | None, on_start: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._on_start = on_start
+        self._tls, self._on_start = tls, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_start()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if self._tls is not None and counter % _TICKS_OF_CERTIFICATE == 0:
+            self._tls.look()
+        return await super().on_tick(counter)
 
 
 def serve_console(
@@ -135,7 +198,9 @@ def serve_console(
             f"{home.folder} holds no aggregator: tessera-aggregator init --home {home.folder}"
         )
     hosts = own_hosts(settings)
-    context = _context(settings)
+    tls = None
+    if settings.certificate is not None and settings.key is not None:
+        tls = _Tls(settings.certificate, settings.key)
     users = ConsoleUsers(home.console_file)
     users.all()
     with _bound(settings) as listening:
@@ -159,14 +224,17 @@ def serve_console(
             timeout_graceful_shutdown=1,
         )
         config.load()
-        config.ssl = context
+        config.ssl = None if tls is None else tls.context
         host, _ = settings.place
         port = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        url = f"{'http' if context is None else 'https'}://{shown}:{port}"
-        server = _Server(config, lambda: tell(url))
+        url = f"{'http' if tls is None else 'https'}://{shown}:{port}"
+        server = _Server(config, tls, lambda: tell(url))
         if until_closed:
             threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
+        # Uvicorn hands what ended it on to whoever handled that before.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: None)
         try:
             with asyncio.Runner(loop_factory=_Loop) as runner:
                 runner.run(server.serve([listening]))
@@ -185,28 +253,6 @@ def _bound(settings: ConsoleSettings) -> socket.socket:
             f"the console cannot listen at {settings.address}: {error.strerror or error}. Another "
             "program may have the port: name another address under [console] in the task file"
         ) from None
-
-
-def _context(settings: ConsoleSettings) -> ssl.SSLContext | None:
-    if settings.certificate is None or settings.key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    for name, path in (("certificate", settings.certificate), ("key", settings.key)):
-        try:
-            Path(path).read_bytes()
-        except OSError as error:
-            raise AggregatorError(
-                f"console.{name} {path} cannot be read: {error.strerror}"
-            ) from None
-    try:
-        context.load_cert_chain(settings.certificate, settings.key, password="")
-    except (ssl.SSLError, ValueError) as error:
-        raise AggregatorError(
-            f"console.certificate {settings.certificate} and console.key {settings.key} are no "
-            f"certificate with its key, both as PEM and without a password ({error})"
-        ) from None
-    return context
 
 
 _LONGEST_END_SECONDS = 5.0

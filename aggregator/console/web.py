@@ -52,6 +52,9 @@ class Console:
     reader: FleetReader
     passwords: PasswordCheck = field(default_factory=PasswordCheck)
     streams: int = 0
+    """Open ones."""
+    checked: int = 0
+    """Passwords that are being checked, or wait for it."""
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.users, self.clock, self.random_bytes)

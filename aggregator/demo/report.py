@@ -155,9 +155,9 @@ def _afforded(results: DigitsResults) -> str:
             y_digits=0,
             levels=[(f"limit {limit:.0f} ms", limit)],
             level_names="left",
-        )
+        ).html
         + "</div><div><h3>Sealed updates, as sent</h3>"
-        + bar_chart("bytes of updates", bars)
+        + bar_chart("bytes of updates", bars).html
         + "</div></div>"
         + f"<h3>In a device's own words</h3><ul>{reasons}</ul>"
         + f'<p class="soft">Rung {names}: the network with its large layers at that part of their '
@@ -178,7 +178,7 @@ def _by_round(results: DigitsResults) -> str:
     levels = [(name, found.mean) for name, found in results.baselines.items()]
     return section(
         "Accuracy by round",
-        line_chart("accuracy by round", lines, x_label="round", levels=levels)
+        line_chart("accuracy by round", lines, x_label="round", levels=levels).html
         + '<p class="soft">Of the rung that a class holds, of the version that came of the round, '
         "on 357 pictures that are on no device. Dashed: the mean that the others end at.</p>",
     )
@@ -195,7 +195,7 @@ def _compared(results: DigitsResults) -> str:
     ]
     return section(
         "Was it worth taking part?",
-        bar_chart("mean accuracy", bars)
+        bar_chart("mean accuracy", bars).html
         + table(*scheme_rows(results))
         + '<p class="soft">The same pictures, rounds and steps for all. <i>alone</i>: each device '
         "trains its rung by itself. <i>all at the smallest rung</i>: a fleet in which everybody "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aggregator.events import LogEvent
 from aggregator.keys.folder import current_descriptor
 from aggregator.keys.registry import Registry
 from aggregator.refusals import Refusals
@@ -27,9 +27,6 @@ def make_codes(
     descriptor = current_descriptor(store)
     root, serial = descriptor.root_fingerprint, descriptor.serial
     return [new_code(root, serial, now_unix_seconds, random_bytes) for _ in range(count)]
-
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +102,11 @@ class Enrolment:
                 raise WireError("unknown-token", "the enrolment code was withdrawn just now")
             self.store.devices.add(device)
         self.registry.add(device)
-        _LOG.info("enrolled %s", device.device_id.hex())
+        LogEvent.ENROLLED.log(device=device.device_id)
 
     def _note(self, row: TokenRow, outcome: EnrolmentOutcome, refusal: EnrolRefusal) -> None:
         self.refusals.note_reason(refusal.value, row.device_id or b"")
         if refusal is EnrolRefusal.CODE_USED:
             # The operator has to see this: the code leaked, or went to two devices.
             self.store.tokens.note_stranger(row.token_id, outcome.identity)
-            _LOG.warning(
-                "the code of %s was tried by another key, %s...",
-                "nobody" if row.device_id is None else row.device_id.hex(),
-                outcome.identity.hex()[:16],
-            )
+            LogEvent.CODE_LEAKED.log(device=row.device_id or "nobody", key=outcome.identity)

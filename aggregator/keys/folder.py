@@ -8,7 +8,6 @@ them are committed, and erased before those rows go; what a crash leaves over is
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.rows import IssuedDescriptor
@@ -53,7 +53,6 @@ from device_sdk.wire.seal.keys import (
 _DAY_SECONDS = 86_400
 
 
-_LOG = logging.getLogger(__name__)
 _WARN_DAYS = 30
 # Shares of a descriptor's life that are left when it is renewed.
 _LEFT_BETWEEN_ROUNDS = 1 / 3
@@ -118,15 +117,8 @@ class FleetKeys:
     @property
     def problem(self) -> str:
         """Why devices refuse this aggregator, or will soon, for people; empty: they do not."""
-        ends = self.current().descriptor.delegation.expires_unix_seconds
-        left = ends - self._unix_clock()
-        if left >= _WARN_DAYS * _DAY_SECONDS:
-            return self._cannot_renew
-        return (
-            f"the root key's delegation {'ends' if left > 0 else 'has ended'} at "
-            f"{moment_of(ends)}, and devices refuse this aggregator from then on: run "
-            "tessera-aggregator rotate keys (it needs keys/root.key)"
-        )
+        now = self._unix_clock()
+        return delegation_problem(self.current().descriptor, now) or self._cannot_renew
 
     def watch(self, replace_keyring: Callable[[Keyring[ServingKeys]], None]) -> None:
         self._watchers.append(replace_keyring)
@@ -177,12 +169,11 @@ class FleetKeys:
         except AggregatorError as error:
             # Serving goes on under the old one while it holds: there is time to put this right.
             self._cannot_renew = f"the descriptor cannot be renewed: {error}"
-            _LOG.error("%s", self._cannot_renew)
+            LogEvent.DESCRIPTOR_KEPT.log(problem=self._cannot_renew)
             self._next_try_seconds = self._next_warning_seconds = self._clock() + _DAY_SECONDS
             return
-        _LOG.info(
-            "the descriptor was renewed; the next holds for %.1f days",
-            (renewed.expires_unix_seconds - now_unix_seconds) / _DAY_SECONDS,
+        LogEvent.DESCRIPTOR_RENEWED.log(
+            days=(renewed.expires_unix_seconds - now_unix_seconds) / _DAY_SECONDS
         )
         self._replace(self._read())
 
@@ -193,7 +184,7 @@ class FleetKeys:
         now = self._clock()
         if self.problem and now >= self._next_warning_seconds:
             self._next_warning_seconds = now + _DAY_SECONDS
-            _LOG.warning("%s", self.problem)
+            LogEvent.KEYS_END.log(problem=self.problem)
 
     def _replace(self, serving: list[ServingKeys]) -> None:
         self._serving, self._cannot_renew = serving, ""
@@ -405,6 +396,19 @@ def current_descriptor(store: Store) -> Descriptor:
         return read_descriptor(issued.message, store.facts.root_fingerprint)
     except WireError as error:
         raise AggregatorError(f"the descriptor in force is damaged: {error}") from None
+
+
+def delegation_problem(descriptor: Descriptor, now_unix_seconds: float) -> str:
+    """Of one that ends within a month, or has ended; else empty."""
+    ends = descriptor.delegation.expires_unix_seconds
+    left = ends - now_unix_seconds
+    if left >= _WARN_DAYS * _DAY_SECONDS:
+        return ""
+    return (
+        f"the root key's delegation {'ends' if left > 0 else 'has ended'} at {moment_of(ends)}, "
+        "and devices refuse this aggregator from then on: run tessera-aggregator rotate keys (it "
+        "needs keys/root.key)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from aggregator.events import LogEvent
 from aggregator.store import Store
 from aggregator.store.devices import Devices
 from aggregator.store.rows import DeviceRow, Labels, RoundRow
@@ -13,8 +13,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import selected
 from device_sdk.wire.publish.topics import UpTopic
 from device_sdk.wire.seal.session_table import RegisteredDevice
-
-_LOG = logging.getLogger(__name__)
 
 # Revoking a device: from the registry, and from what is published next.
 
@@ -146,11 +144,7 @@ class Registry:
     def clashed(self, device_id: bytes, unix_seconds: float) -> None:
         """Two machines have a device's identity: each opened a session after the other had."""
         if device_id not in self._clashed:
-            _LOG.warning(
-                "two machines have the identity of device %s: its home was copied. Only one of "
-                "them counts in a round. Enrol one again (invite), or remove both (revoke)",
-                device_id.hex(),
-            )
+            LogEvent.IDENTITY_COPIED.log(device=device_id)
         self._clashed[device_id] = int(unix_seconds)
         self._devices.note_clashes({device_id: int(unix_seconds)})
 

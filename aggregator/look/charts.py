@@ -1,26 +1,119 @@
-"""Pictures as inline SVG. Colours come from the page's style sheet, so they follow its theme."""
+"""Pictures as SVG, within a page or in a file. Colours come from the page's style sheet, so they
+follow its theme."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
+from importlib import resources
 from typing import Literal
 
 _WIDTH, _HEIGHT = 400.0, 230.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 12.0, 36.0
 _LABEL = 14.0
 _ROW = 30.0
+_MOST_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture, drawn.
+
+    Attributes:
+        title: what it shows, for those who do not see it too.
+        parts: SVG elements, their texts escaped; none: there is nothing to show.
+        legend: names and styles.
+    """
+
+    title: str
+    height: float = 0.0
+    parts: tuple[str, ...] = ()
+    legend: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    @property
+    def html(self) -> str:
+        """Within a page; empty where there is nothing to show."""
+        return f"{self._svg()}{self._keys()}" if self.parts else ""
+
+    def __html__(self) -> str:
+        """For templates: it is no text that they would have to escape."""
+        return self.html
+
+    def file(self) -> str:
+        """As a file that needs nothing else, in the colours of a light page."""
+        top = self.height + 4
+        lines = [
+            f'<g class="{style}"><path class="line" d="M4 {top + place * _LABEL + 8:g}h18"/></g>'
+            + _text(28, top + place * _LABEL + 12, name, "start")
+            for place, (name, style) in enumerate(self.legend)
+        ]
+        height = top + _LABEL * len(self.legend) + 4
+        back = f'<rect class="back" width="{_WIDTH:g}" height="{height:g}"/>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}" '
+            f'width="{2 * _WIDTH:g}" height="{2 * height:g}"><title>{escape(self.title)}</title>'
+            f"<style>{_file_style()}</style>{back}{''.join(self.parts)}{''.join(lines)}</svg>\n"
+        )
+
+    def _svg(self) -> str:
+        return (
+            f'<svg viewBox="0 0 {_WIDTH:g} {self.height:g}" role="img" '
+            f'aria-label="{escape(self.title)}"><title>{escape(self.title)}</title>'
+            f"{''.join(self.parts)}</svg>"
+        )
+
+    def _keys(self) -> str:
+        if not self.legend:
+            return ""
+        keys = "".join(
+            f'<span class="key"><i class="{style}"></i>{escape(name)}</span>'
+            for name, style in self.legend
+        )
+        return f'<p class="legend">{keys}</p>'
+
+
+@cache
+def _file_style() -> str:
+    """The rules for pictures, with the light theme's colours put in: not all that shows SVG knows
+    variables."""
+    text = (resources.files(__package__) / "look.css").read_text("utf-8")
+    colours = dict(re.findall(r"--(\w[\w-]*): ([^;]+);", text.partition("@media")[0]))
+    rules = text.partition("/* Pictures. */")[2]
+    rules = re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], rules)
+    return f".back {{ fill: {colours['card']}; }} text {{ font-family: sans-serif; }}{rules}"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``style`` is a class of the style sheet; points are (x, y), rising in x."""
+    """``style`` is a class of the style sheet, or several; points are (x, y), rising in x."""
 
     name: str
     style: str
     points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """What lies about a line: points are (x, lowest y, highest y), rising in x."""
+
+    style: str
+    points: Sequence[tuple[float, float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """Points with a name each: (x, y, name)."""
+
+    name: str
+    style: str
+    points: Sequence[tuple[float, float, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +140,130 @@ def line_chart(
     lines: Sequence[Line],
     *,
     x_label: str,
-    y_digits: int = 2,
+    y_digits: int | None = None,
     levels: Sequence[tuple[str, float]] = (),
     level_names: Literal["left", "right"] = "right",
-) -> str:
-    """Lines over a common x, the first on top; ``levels`` are dashed lines with a name each."""
+    bands: Sequence[Band] = (),
+    marks: Sequence[tuple[str, float]] = (),
+    from_zero: bool = True,
+) -> Picture:
+    """Lines over a common x, the first on top, each point with its value; ``levels`` are dashed
+    lines with a name each, ``marks`` upright ones. ``from_zero``: it shows where 0 is."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [level for _, level in levels]
+    ys += [y for band in bands for _, *ends in band.points for y in ends]
     if not xs:
-        return ""
-    y_ticks = _ticks(min(0.0, *ys), max(ys), 5)
+        return Picture(title)
     # Rounds, rungs and columns are whole numbers.
     few = max(1, min(6, int(max(xs) - min(xs))))
     x_ticks = [tick for tick in _ticks(min(xs), max(xs), few) if min(xs) <= tick <= max(xs)]
-    low, high = y_ticks[0], y_ticks[-1]
-
-    def at_x(x: float) -> float:
-        spread = max(xs) - min(xs) or 1.0
-        return _LEFT + (x - min(xs)) / spread * (_WIDTH - _LEFT - _RIGHT)
-
-    def at_y(y: float) -> float:
-        return _HEIGHT - _BOTTOM - (y - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-
-    parts = []
-    for tick in y_ticks:
-        y = at_y(tick)
-        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(_text(_LEFT - 6, y + 4, f"{tick:.{y_digits}f}", "end"))
-    for tick in x_ticks:
-        parts.append(_text(at_x(tick), _HEIGHT - _BOTTOM + 16, f"{tick:g}", "middle"))
-    parts.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_label, "middle"))
+    axes = _Axes.of(xs, [0.0, *ys] if from_zero else ys)
+    parts = axes.drawn([(tick, f"{tick:g}") for tick in x_ticks], x_label, y_digits)
+    right = _WIDTH - _RIGHT
     for _, level in levels:
-        parts.append(f'<path class="level" d="M{_LEFT} {at_y(level):.1f}H{_WIDTH - _RIGHT}"/>')
+        parts.append(f'<path class="level" d="M{_LEFT} {axes.at_y(level):.1f}H{right}"/>')
+    for name, x in marks:
+        at, early = axes.at_x(x), axes.at_x(x) < _WIDTH / 2
+        parts.append(f'<path class="level" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
+        parts.append(_text(at + (4 if early else -4), _TOP + 2, name, "start" if early else "end"))
+    for band in bands:
+        ends = [f"{axes.at_x(x):.1f} {axes.at_y(low):.1f}" for x, low, _ in band.points]
+        ends += [f"{axes.at_x(x):.1f} {axes.at_y(high):.1f}" for x, _, high in band.points[::-1]]
+        parts.append(f'<path class="band {band.style}" d="M{"L".join(ends)}Z"/>')
     for line in reversed(lines):
-        path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
+        path = "L".join(f"{axes.at_x(x):.1f} {axes.at_y(y):.1f}" for x, y in line.points)
         parts.append(f'<path class="line {line.style}" d="M{path}"/>')
-    x, anchor = (_WIDTH - _RIGHT, "end") if level_names == "right" else (_LEFT + 4, "start")
+    for line in reversed(lines):
+        parts += [
+            axes.spot("spot", line.style, x, y, f"{line.name}, {x_label} {x:g}: {y:.4g}")
+            for x, y in line.points
+        ]
+    place, anchor = (right, "end") if level_names == "right" else (_LEFT + 4, "start")
     below = -math.inf
     for name, level in sorted(levels, key=lambda each: -each[1]):
-        below = max(at_y(level) - 4, below + _LABEL)  # one under the other, where they are near
-        parts.append(_text(x, below, name, anchor))
-    return _svg(title, _HEIGHT, parts) + _legend([(line.name, line.style) for line in lines])
+        below = max(axes.at_y(level) - 4, below + _LABEL)  # one under the other, where near
+        parts.append(_text(place, below, name, anchor))
+    legend = tuple((line.name, line.style) for line in lines)
+    return Picture(title, _HEIGHT, tuple(parts), legend)
 
 
-def bar_chart(title: str, bars: Sequence[Bar]) -> str:
+def dot_chart(
+    title: str,
+    groups: Sequence[Dots],
+    *,
+    x_label: str,
+    x_ticks: Sequence[tuple[float, str]],
+    y_digits: int | None = None,
+) -> Picture:
+    """Dots over a common x, each with its name; y begins at zero."""
+    found = [point for group in groups for point in group.points]
+    if not found:
+        return Picture(title)
+    xs = [*(x for x, _, _ in found), *(x for x, _ in x_ticks)]
+    axes = _Axes.of(xs, [0.0, *(y for _, y, _ in found)], inset=16.0)
+    parts = axes.drawn(x_ticks, x_label, y_digits)
+    for group in groups:
+        parts += [axes.spot("dot", group.style, x, y, name) for x, y, name in group.points]
+    return Picture(title, _HEIGHT, tuple(parts), tuple((each.name, each.style) for each in groups))
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Where a picture has what. ``inset``: how far the least and the largest x stay from its
+    edges."""
+
+    x_ends: tuple[float, float]
+    y_ticks: tuple[float, ...]
+    inset: float
+
+    @classmethod
+    def of(cls, xs: Sequence[float], ys: Sequence[float], inset: float = 0.0) -> _Axes:
+        return cls((min(xs), max(xs)), tuple(_ticks(min(ys), max(ys), 5)), inset)
+
+    def at_x(self, x: float) -> float:
+        low, high = self.x_ends
+        room = _WIDTH - _LEFT - _RIGHT - 2 * self.inset
+        share = (x - low) / (high - low) if high > low else 0.5 if self.inset else 0.0
+        return _LEFT + self.inset + share * room
+
+    def at_y(self, y: float) -> float:
+        low, high = self.y_ticks[0], self.y_ticks[-1]
+        return _HEIGHT - _BOTTOM - (y - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def drawn(
+        self, x_ticks: Sequence[tuple[float, str]], x_label: str, y_digits: int | None
+    ) -> list[str]:
+        """Grid and labels. ``y_digits``: None: as many as tell the lines of the grid apart."""
+        parts = []
+        if y_digits is None:
+            y_digits = _digits(self.y_ticks[1] - self.y_ticks[0])
+        for tick in self.y_ticks:
+            y = self.at_y(tick)
+            parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
+            parts.append(_text(_LEFT - 6, y + 4, f"{tick:.{y_digits}f}", "end"))
+        for tick, name in x_ticks:
+            parts.append(_text(self.at_x(tick), _HEIGHT - _BOTTOM + 16, name, "middle"))
+        parts.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_label, "middle"))
+        return parts
+
+    def spot(self, kind: str, style: str, x: float, y: float, name: str) -> str:
+        """A point that says its name."""
+        return (
+            f'<circle class="{kind} {style}" cx="{self.at_x(x):.1f}" cy="{self.at_y(y):.1f}" '
+            f'r="{2 if kind == "spot" else 4}"><title>{escape(name)}</title></circle>'
+        )
+
+
+def _digits(step: float) -> int:
+    """That tell multiples of a step of :func:`_ticks` apart."""
+    exact = (n for n in range(_MOST_DIGITS) if math.isclose(step * 10**n, round(step * 10**n)))
+    return next(exact, _MOST_DIGITS)
+
+
+def bar_chart(title: str, bars: Sequence[Bar]) -> Picture:
     """Horizontal bars from zero."""
     if not bars:
-        return ""
+        return Picture(title)
     most = max(bar.value for bar in bars) or 1.0
     parts = []
     for place, bar in enumerate(bars):
@@ -104,10 +274,10 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
             f'<rect class="bar {bar.style}" x="2" y="{y + 16:.1f}" width="{max(1.0, length):.1f}" '
             'height="9" rx="2"/>'
         )
-    return _svg(title, _ROW * len(bars), parts)
+    return Picture(title, _ROW * len(bars), tuple(parts))
 
 
-def strip_chart(title: str, rows: Sequence[Strip], *, x_label: str, most: float) -> str:
+def strip_chart(title: str, rows: Sequence[Strip], *, x_label: str, most: float) -> Picture:
     """A dot for each value; equal values are stacked beside each other."""
     left = 70.0
     height = _ROW * len(rows) + _BOTTOM
@@ -134,7 +304,7 @@ def strip_chart(title: str, rows: Sequence[Strip], *, x_label: str, most: float)
             parts.append(
                 f'<circle class="dot {row.style}" cx="{at_x(value):.1f}" cy="{y:.1f}" r="4"/>'
             )
-    return _svg(title, height, parts)
+    return Picture(title, height, tuple(parts))
 
 
 def _ticks(low: float, high: float, about: int) -> list[float]:
@@ -148,17 +318,3 @@ def _ticks(low: float, high: float, about: int) -> list[float]:
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _svg(title: str, height: float, parts: Sequence[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
-    )
-
-
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    keys = "".join(
-        f'<span class="key"><i class="{style}"></i>{escape(name)}</span>' for name, style in entries
-    )
-    return f'<p class="legend">{keys}</p>'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import logging
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -12,9 +11,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from aggregator.events import LogEvent
 from device_sdk.system.files import flush_file
 
-_LOG = logging.getLogger(__name__)
 DONE = "done"
 """The outcome of what was done."""
 
@@ -64,9 +63,12 @@ class AuditLog:
         try:
             self._append(entry.write())
         except OSError as error:
-            _LOG.warning(
-                "%s by %s (%s) is not in %s, which cannot be written: %s",
-                *(entry.action, entry.actor, entry.outcome, self._path, error),
+            LogEvent.ACTION_UNNOTED.log(
+                action=entry.action,
+                actor=entry.actor,
+                outcome=entry.outcome,
+                file=self._path,
+                problem=error,
             )
 
     def newest(self, count: int) -> list[AuditEntry]:

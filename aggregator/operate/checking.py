@@ -204,8 +204,9 @@ def _looked_at(path: Path, task: Task, looking: Looking, packets: _Packets) -> C
     sizes = Counter[str]()
     for each in shows:
         sizes |= Counter(each.sizes)
+    told: list[str] = []
     try:
-        lines += packets(task, sizes)
+        told = packets(task, sizes)
     except PacketsTooSmall as error:
         problems.append(str(error))
     understood = None if task.catalogue is None else understood_catalogue(task.catalogue)[1]
@@ -214,7 +215,8 @@ def _looked_at(path: Path, task: Task, looking: Looking, packets: _Packets) -> C
         "problem": f"{path}: {problems[0]}" if problems else None,
         "note": "; ".join(notes) or None,
         "catalogue": understood,
-        "rehearsal": lines,
+        "rehearsal": lines + told,
+        "sizes": told,
     }
 
 

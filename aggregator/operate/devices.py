@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.operate.names import ID_DIGITS, parts_of, shows_clash
+from aggregator.operate.lookup import task_of
+from aggregator.operate.names import CLASH_SHOWN_SECONDS, ID_DIGITS, parts_of, shows_clash
 from aggregator.store import Store
-from aggregator.store.rows import DeviceRow, LastParticipation, TaskRow
+from aggregator.store.devices import DevicesSought
+from aggregator.store.rows import DeviceRow, Habit, LastParticipation, StoredReport, TaskRow
 from aggregator.task.file import served_selector
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode
@@ -127,6 +130,53 @@ class LabelledDevice:
     labels: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class DevicesFound:
+    """Some devices of those that were looked for.
+
+    Attributes:
+        devices: from the ``first``-th on, of ``total``.
+        states: how many there are in each state, of whichever state devices were looked for.
+    """
+
+    devices: tuple[FleetDevice, ...]
+    first: int
+    total: int
+    states: Mapping[DeviceState, int]
+
+
+def find_devices(
+    home: AggregatorHome,
+    store: Store,
+    now: float,
+    *,
+    text: str,
+    labels: Mapping[str, str],
+    state: DeviceState | None,
+    task: str | None,
+    first: int,
+    most: int,
+) -> DevicesFound:
+    """As ``Fleet`` says: what is read of the store grows with ``most``, but for one count. Raises
+    AggregatorError."""
+    row = None if task is None else task_of(store, task)
+    wanted = DevicesSought(
+        text.strip(),
+        labels,
+        state or "",
+        None if row is None else row.number,
+        {} if row is None else served_selector(row.served).only,
+        # As state_of says, of whole seconds.
+        clashed_after=math.floor(now) - CLASH_SHOWN_SECONDS,
+        silent_until=math.floor(now) - _SILENT_SECONDS,
+    )
+    states = {DeviceState(each): n for each, n in store.devices.states(wanted).items()}
+    total = sum(states.values()) if state is None else states.get(state, 0)
+    rows = store.devices.sought(wanted, first, most)
+    read = DeviceReader(home, store, now, rows=rows).read
+    return DevicesFound(tuple(map(read, rows)), first, total, states)
+
+
 class DeviceReader:
     """What each device did last, in all tasks, as the store has it at one moment."""
 
@@ -136,11 +186,14 @@ class DeviceReader:
         store: Store,
         now: float,
         chosen: Collection[str | None] | None = None,
+        rows: Sequence[DeviceRow] | None = None,
     ) -> None:
-        """``now``: Unix seconds; ``chosen``: the tasks to be told of; None: all."""
+        """``now``: Unix seconds; ``chosen``: the tasks to be told of; ``rows``: whom it may be
+        asked of; None: all."""
         self._now, self._chosen = now, chosen
-        self._tasks = [_TaskOfDevices(home, store, row) for row in store.tasks.all()]
-        self._seen, self._clashes = store.devices.seen(), store.devices.clashes()
+        ids = None if rows is None else [each.device_id for each in rows]
+        self._tasks = [_TaskOfDevices(home, store, row, ids) for row in store.tasks.all()]
+        self._seen, self._clashes = store.devices.seen(ids), store.devices.clashes(ids)
 
     def read(self, row: DeviceRow) -> FleetDevice:
         """One of them."""
@@ -172,11 +225,14 @@ class DeviceReader:
 
 
 class _TaskOfDevices:
-    def __init__(self, home: AggregatorHome, store: Store, row: TaskRow) -> None:
+    def __init__(
+        self, home: AggregatorHome, store: Store, row: TaskRow, ids: Sequence[bytes] | None
+    ) -> None:
         self.name = row.name
         self.parts = parts_of(home, store, row)
         self.selector = served_selector(row.served)
-        self.participations = store.task(row.number).participations.all()
+        told = store.task(row.number).participations
+        self.participations = told.all() if ids is None else told.of(ids)
 
     def of(self, device_id: bytes) -> tuple[DeviceInTask, Details | None]:
         """What it did last, and what it told of itself with that."""
@@ -204,6 +260,28 @@ class _TaskOfDevices:
             ),
             details,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHistory:
+    """What a device told of one task's last rounds, the newest first, and when its updates come;
+    ``habit``: None where it was never waited for."""
+
+    task: str | None
+    reports: tuple[StoredReport, ...]
+    habit: Habit | None
+
+
+def history_of(store: Store, row: DeviceRow) -> list[DeviceHistory]:
+    """A device's, of each task that knows it."""
+    found = []
+    for task in store.tasks.all():
+        own = store.task(task.number)
+        reports = own.reports.of(row.device_id)
+        habit = own.habits.of([row.device_id]).get(row.device_id)
+        if reports or habit is not None:
+            found.append(DeviceHistory(task.name, tuple(reports), habit))
+    return found
 
 
 def require_device_name(text: str) -> None:

@@ -17,12 +17,18 @@ from aggregator.models import Format
 from aggregator.operate import invitations, moving, tasks, versions
 from aggregator.operate.audit import DONE, AuditEntry, AuditLog, system_user
 from aggregator.operate.checking import USUAL_LOOK, Checked, Looking, check_files
+from aggregator.operate.comparing import VersionComparison, compare_versions
 from aggregator.operate.devices import (
+    DeviceHistory,
     DeviceReader,
+    DevicesFound,
+    DeviceState,
     FleetDevice,
     LabelledDevice,
     RevokedDevice,
     changed_labels,
+    find_devices,
+    history_of,
     require_device_name,
 )
 from aggregator.operate.health import FleetHealth, Rollback
@@ -32,9 +38,10 @@ from aggregator.operate.moving import FleetBroker
 from aggregator.operate.restoring import begin_generation
 from aggregator.operate.rounds import ReleasedRound, release
 from aggregator.operate.tasks import STEP_SECONDS, WAIT_SECONDS, TaskChange, TaskSummary, Waited
+from aggregator.operate.training import FleetTraining, timed_of
 from aggregator.operate.versions import FleetEvaluations, FleetVersions, ModelFiles
 from aggregator.store import Store
-from aggregator.store.rows import RoundRow
+from aggregator.store.rows import RoundRow, StoredReport
 from device_sdk.system.printable import in_words
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.keys import RandomBytes
@@ -98,6 +105,10 @@ class Fleet:
     ) -> None:
         self.close()
 
+    def now(self) -> float:
+        """Unix seconds, by which it goes."""
+        return self._clock()
+
     @contextmanager
     def _doing(self, action: str, **arguments: object) -> Iterator[dict[str, object]]:
         """Note it, with its outcome; what is given may be added to."""
@@ -134,7 +145,51 @@ class Fleet:
     def device(self, device: str) -> FleetDevice:
         """One of them."""
         row = device_of(self._store, device)
-        return DeviceReader(self.home, self._store, self._clock()).read(row)
+        return DeviceReader(self.home, self._store, self._clock(), rows=[row]).read(row)
+
+    def find_devices(
+        self,
+        text: str = "",
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: DeviceState | None = None,
+        task: str | None = None,
+        first: int = 0,
+        most: int = 100,
+    ) -> DevicesFound:
+        """Devices of a large fleet, ``most`` at once, in the order in which they joined.
+
+        Args:
+            text: in their names or the labels that the operator gave them, or the first digits of
+                their ids.
+            labels: of the operator, that they must have.
+            task: that they are meant for, or took part in; None: any.
+            first: how many to pass over.
+        """
+        return find_devices(
+            self.home,
+            self._store,
+            self._clock(),
+            text=text,
+            labels=labels or {},
+            state=state,
+            task=task,
+            first=first,
+            most=most,
+        )
+
+    def history(self, device: str) -> list[DeviceHistory]:
+        """What a device told of the last rounds, by task."""
+        return history_of(self._store, device_of(self._store, device))
+
+    def training(self, task: str | None = None) -> FleetTraining:
+        """What devices train, and what rounds take them."""
+        return FleetTraining.read(self.home, self._store, task_of(self._store, task))
+
+    def timed(self, task: str | None = None, most: int = 1000) -> list[StoredReport]:
+        """What devices trained, and in what time: of the newest ``most`` reports the last one of
+        each device."""
+        return timed_of(self._store, task_of(self._store, task), most)
 
     def revoke(self, device: str) -> RevokedDevice:
         """Send a device away for good."""
@@ -348,6 +403,11 @@ class Fleet:
         """How good the newest versions are, as devices found out."""
         row = task_of(self._store, task)
         return FleetEvaluations.read(self.home, self._store, row, count)
+
+    def compare(self, one: int, other: int, task: str | None = None) -> VersionComparison:
+        """Two versions: their figures, and the settings in which their task files differ."""
+        row = task_of(self._store, task)
+        return compare_versions(self.home, self._store, row, one, other)
 
     def pin(self, version: int, task: str | None = None) -> None:
         """Keep a version's model for good."""

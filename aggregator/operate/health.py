@@ -339,7 +339,7 @@ class TaskHealth:
 
 _SILENT_SECONDS = 10.0
 """A worker says each second that it lives."""
-_LEAST_FREE_BYTES = 256 << 20
+LEAST_FREE_BYTES = 256 << 20
 _LEAK_SHOWN_SECONDS = 86_400
 
 
@@ -436,7 +436,7 @@ class FleetHealth:
             if worker.problem:
                 yield "worker-away", f"worker {worker.row.slot} of the cluster: {worker.problem}"
         free = shutil.disk_usage(self.home.folder).free
-        if free < _LEAST_FREE_BYTES:
+        if free < LEAST_FREE_BYTES:
             yield "disk-full", f"{size(free)} are free at {printable(str(self.home.folder))}"
         if self.serves and facts.clock_problem:
             yield "clock", printable(facts.clock_problem)

@@ -13,10 +13,8 @@ def device_of(store: Store, text: str) -> DeviceRow:
     Raises AggregatorError unless it is just one.
     """
     wanted = text.strip()
-    rows = list(store.devices.all())
-    found = [row for row in rows if row.name == wanted]
-    found = found or [row for row in rows if row.device_id.hex().startswith(wanted.lower())]
-    if len(found) != 1 or not wanted:
+    found = store.devices.called(wanted)
+    if len(found) != 1:
         what = "no device" if not found else f"{len(found)} devices"
         raise AggregatorError(
             f"{what} named {text!r}, or with an id that begins so; see tessera-aggregator devices"

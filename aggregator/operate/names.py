@@ -16,7 +16,7 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import read_manifest
 from device_sdk.system.printable import printable
 
-_CLASH_SHOWN_SECONDS = 86_400
+CLASH_SHOWN_SECONDS = 86_400
 ID_DIGITS = 12
 """So many of an id name a device, or a code."""
 _MOST_NAMED = 8
@@ -41,7 +41,7 @@ def called_all(rows: Sequence[DeviceRow]) -> str:
 
 def shows_clash(clash_unix_seconds: int | None, now: float) -> bool:
     """Whether two machines had one device's identity so lately that it is told."""
-    return clash_unix_seconds is not None and now - clash_unix_seconds < _CLASH_SHOWN_SECONDS
+    return clash_unix_seconds is not None and now - clash_unix_seconds < CLASH_SHOWN_SECONDS
 
 
 def task_file_of(home: AggregatorHome, store: Store, row: TaskRow) -> Task:

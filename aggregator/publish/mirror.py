@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -11,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from device_sdk.system.printable import printable
 from device_sdk.wire.codec.message import MessageType
 
-_LOG = logging.getLogger(__name__)
 _NAME, _PART = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{64}\.part")
 _FILE = "file://"
 _CHUNK = bytes((MessageType.CHUNK,))
@@ -122,15 +121,9 @@ class ChunkMirror:
             problem, told = self.problem, self._told
             self._told = bool(problem)
         if problem and not told:
-            _LOG.warning(
-                "chunks cannot be written to %s (cluster.chunk_store): %s; %s, and it is tried "
-                "again",
-                self._place,
-                problem,
-                _ADVICE,
-            )
+            LogEvent.CHUNKS_UNWRITTEN.log(place=self._place, problem=problem, advice=_ADVICE)
         elif told and not problem:
-            _LOG.info("chunks can be written to %s again", self._place)
+            LogEvent.CHUNKS_WRITTEN.log(place=self._place)
 
     def stop(self) -> None:
         """End; what is not written is found missing, and fetched from the broker."""

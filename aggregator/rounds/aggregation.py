@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError, MethodFault, StateMismatch
+from aggregator.events import LogEvent
 from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Binding, ModelMismatch, RoundSummary
 from aggregator.rounds.late import Ages, Sent, decode_each
@@ -23,9 +23,6 @@ from device_sdk.artifact import Artifact
 from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
-
-_LOG = logging.getLogger(__name__)
-
 
 # Each version's model, kept when it is made: the newest, the best and the pinned ones.
 
@@ -51,7 +48,7 @@ class VersionKeeper:
         if self.warm_start is None:
             return ""
         self.warm_start.begin(method, self.store, self.ranking, item_ids(self.store, items))
-        _LOG.info("the first version is %s", self.warm_start.said)
+        LogEvent.FIRST_VERSION.log(model=self.warm_start.said)
         return self.warm_start.said
 
     def knows(self, version: int) -> bool:
@@ -67,8 +64,7 @@ class VersionKeeper:
         items: int,
         origin: str = "",
     ) -> None:
-        """A version that is committed, with vectors of so many items; inside its transaction. What
-        single devices said of those before it is needed no more."""
+        """A version that is committed, with vectors of so many items; inside its transaction."""
         model = method.model_arrays
         row = VersionRow(
             version=version,
@@ -84,13 +80,16 @@ class VersionKeeper:
             items=items,
         )
         versions, settings = self.store.versions, self.settings
+        if origin and self.store.facts.evaluated_from == version - 1:
+            # No round ended that one: it has no figures.
+            self.store.facts.evaluated_from = version
+            self.store.evaluations.forget(version)
         # First, so that the new model is written into the room that an old one leaves.
         last = settings.keep_last - (model is not None)
         request = self.store.fleet.tasks.find(self.store.number).request
         wanted = None if request is None else ReplaceRequest.read(request).version
         versions.prune(last, settings.keep_best, self.ranking, before=version, wanted=wanted)
         versions.add(row, model)
-        self.store.evaluations.forget(version)
 
 
 _MOST_NAMED = 8
@@ -302,14 +301,9 @@ class Aggregation:
         lowered = self._method.lowered
         new = [each for each in lowered if each not in self._told_lowered]
         if new:
-            some = ", ".join(f"{each} ({lowered[each]})" for each in new[:_MOST_NAMED])
-            more = f" and {len(new) - _MOST_NAMED} more" if len(new) > _MOST_NAMED else ""
-            _LOG.warning(
-                "round %d: of these devices fewer samples count than they claim, for the fleet's "
-                "are far fewer or what they sent is far from it: %s%s",
-                round_number,
-                some,
-                more,
+            some = [f"{each} ({lowered[each]})" for each in new[:_MOST_NAMED]]
+            LogEvent.SAMPLES_LOWERED.log(
+                round=round_number, devices=some, more=max(0, len(new) - _MOST_NAMED)
             )
         self._told_lowered.update(new)
         lowered.clear()
@@ -341,7 +335,7 @@ class Aggregation:
         try:
             self._method.adopt(versions.model(wanted))
         except (ModelMismatch, AggregatorError) as error:
-            _LOG.error("version %d cannot be made the next one: %s", wanted, error)
+            LogEvent.ROLLBACK_DROPPED.log(version=wanted, problem=error)
             with self._store.database.transaction():
                 versions.drop_request(str(error))
             return
@@ -351,7 +345,7 @@ class Aggregation:
             self._note(version, last_round, 0, f"version {wanted}")
             versions.ask_for(None)
         self.version = version
-        _LOG.info("version %d is version %d's model again", version, wanted)
+        LogEvent.ROLLED_BACK.log(version=version, source=wanted)
 
     def _awaited(self) -> int | None:
         return None if self._keeper is None else self._store.versions.awaited()
@@ -429,14 +423,8 @@ class Aggregation:
 
     def _quarantine(self, row: RoundRow, logged: LoggedUpdate, error: Exception) -> None:
         why = str(error)
-        _LOG.error(
-            "update %d of %s passed its check but cannot be absorbed (%s): it is in quarantine, "
-            "and round %d is held until tessera-aggregator release",
-            logged.seq,
-            logged.device_id.hex(),
-            why,
-            row.round,
-            exc_info=error,
+        LogEvent.UPDATE_QUARANTINED.log(
+            error, update=logged.seq, device=logged.device_id, why=why, round=row.round
         )
         with self._store.database.transaction():
             self._store.log.quarantine(logged, row.generation, why)

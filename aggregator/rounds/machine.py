@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aggregator.errors import MethodFault, PacketsTooSmall
+from aggregator.events import LogEvent
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, RoundTimes, asked_share
@@ -22,9 +22,6 @@ from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import EVERYONE
 from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.seal.keys import draw
-
-_LOG = logging.getLogger(__name__)
-
 
 # A task is held: its rounds stand still until somebody has looked, and nothing committed is lost.
 #
@@ -49,7 +46,7 @@ def hold_failed(store: TaskStore, task: Task, error: Exception) -> None:
         f"method {task.binding.method_name!r} and restart serve, which tries it again; or replace "
         "the task"
     )
-    _LOG.error("the task is held, and no other: %s", why, exc_info=error)
+    LogEvent.TASK_HELD.log(error, why=why)
     hold(store, why)
     store.facts.failed = True
 
@@ -150,6 +147,8 @@ def _fell_silent(store: TaskStore, row: RoundRow, missing: Collection[bytes]) ->
 
 
 _REST_SECONDS = 10 * 365 * 86_400
+_LOOK_SECONDS = 1.0
+"""Between two looks at whether the figures of versions before the newest can be made."""
 _MOST_DRAWS = 64
 _DRAWN_DEVICES = 20_000
 """In all draws of a round's seed but the first; of a large fleet any draw has some that come."""
@@ -219,6 +218,7 @@ class RoundMachine:
         # By the monotonic clock: no calendar makes a round or a pause longer, or shorter.
         self._times = RoundTimes(self._clock, self._unix_clock)
         self._earliest_close_seconds = self._earliest_open_seconds = -math.inf
+        self._look_seconds = -math.inf  # when to look at them next
         self._lacked = 0  # devices to wait for, as was said
         self._begins_anew = False  # what it published does not fit the broker any more
         self._no_room_at: int | None = (
@@ -267,6 +267,7 @@ class RoundMachine:
         """Open or close a round if it is time to; None when nothing changed."""
         if self.failed:
             return None
+        self._settle_evaluations()
         now = self._unix_clock()
         row = self.current
         if row is None:
@@ -403,22 +404,23 @@ class RoundMachine:
     def _resume(self) -> None:
         self.reload_hold()
         if self.unpublished is not None:
-            _LOG.error("round %d is held: %s", self.next_number(), self.unpublished)
+            LogEvent.ROUND_HELD.log(round=self.next_number(), why=self.unpublished)
         latest = self._store.rounds.latest()
         row = latest[0] if latest and latest[0].unfinished else None
         if self.failed:
             self._aggregation.rest()
         else:
             self._aggregation.resume(row)
+        self._evaluator.begin(self._aggregation.version)
         if row is None:
             return
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
         self._attendance.resume(self._store, row, self._selected(row))
         self._earliest_close_seconds = self._clock() + self._settings.resume_grace_seconds
         if self.current is not None and self.current.held is not None:
-            _LOG.error("round %d is held: %s", row.round, self.current.held)
+            LogEvent.ROUND_HELD.log(round=row.round, why=self.current.held)
         else:
-            _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
+            LogEvent.ROUND_GOES_ON.log(round=row.round, participants=self._aggregation.participants)
 
     def _may_open(self) -> bool:
         if self.unpublished is not None or self.paused:
@@ -434,13 +436,7 @@ class RoundMachine:
         if lacked and lacked != self._lacked:
             # Once: each device that enrols is said anyway. A fleet that shrinks below it later
             # would stand still without a word.
-            _LOG.info(
-                "no round opens before %d devices are enrolled (round.wait_for_devices)%s; "
-                "there are %d",
-                wanted,
-                f" with {self._selector}" if self._selector else "",
-                enrolled,
-            )
+            LogEvent.DEVICES_LACKING.log(wanted=wanted, labels=self._selector, enrolled=enrolled)
         self._lacked = lacked
         return not lacked
 
@@ -494,14 +490,14 @@ class RoundMachine:
         return RoundOpened(row, self._aggregation.participants)
 
     def _wait_for_room(self, why: str) -> None:
-        _LOG.error("no round opens: %s", why)  # once for each limit
+        LogEvent.ROUND_TOO_LARGE.log(why=why)  # once for each limit
         self._no_room_at = self._store.fleet.facts.packet_bytes
         self._store.facts.no_room = why
         self._aggregation.resume(None)
 
     def _hold(self, row: RoundRow, why: str, error: Exception) -> RoundHeld:
         # What was committed stays, and so does the service: it says what is wrong, and waits.
-        _LOG.error("round %d is held: %s", row.round, why, exc_info=error)
+        LogEvent.ROUND_HELD.log(error, round=row.round, why=why)
         with self._store.database.transaction():
             if self.current is None:
                 self._store.facts.unpublished = why
@@ -540,11 +536,8 @@ class RoundMachine:
             )
             self._store.rounds.close(ended)
             self._attendance.habits.save(in_vain, self._registry.by_id)
-            found = self._evaluator.round_closes(
-                row,
-                made=made not in (None, row.version),
-                revoked=self._registry.revoked_ids(),
-            )
+            newest, revoked = made or row.version, set(self._registry.revoked_ids())
+            found = self._evaluator.settle(newest, self._brings_more, revoked)
             self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()
@@ -554,15 +547,43 @@ class RoundMachine:
             harm = rollout_of(self._store, row, silent).why_to_stop(self._settings)
             if harm is not None:
                 self._store.facts.unpublished = harm
-        if found:
-            _LOG.info("%s", found)
+        for each in found:
+            LogEvent.EVALUATED.log(found=each)
         if harm is not None:
-            _LOG.error("no round opens after round %d: %s", row.round, harm)
+            LogEvent.ROUND_STOPPED.log(round=row.round, why=harm)
         self.current = None
         self.reload_hold()
         self._attendance.end()
         self._earliest_open_seconds = self._clock() + self._settings.pause_seconds
         return RoundClosed(row, summary, made, silent=silent, in_vain=in_vain)
+
+    def _settle_evaluations(self) -> None:
+        """Make the figures that waited for devices that came late."""
+        now, newest = self._clock(), self._aggregation.version
+        if now < self._look_seconds:
+            return
+        self._look_seconds = now + _LOOK_SECONDS
+        if self._evaluator.is_due(newest):
+            revoked = set(self._registry.revoked_ids())
+            with self._store.database.transaction():
+                found = self._evaluator.settle(newest, self._brings_more, revoked)
+            for each in found:
+                LogEvent.EVALUATED.log(found=each)
+        if self.rests:
+            self._evaluator.stop(newest)
+
+    def _brings_more(self, row: RoundRow) -> bool:
+        """Whether a device that a round of before asked for an evaluation may still send it.
+
+        As long as a round waits for its devices, though it ended early. Who was heard in a later
+        one is through with it: a device trains one round after the other.
+        """
+        elapsed = self._times.since_opening_seconds(row)
+        if elapsed >= row.length_seconds or _rests(row):
+            return False
+        missing = self._selected(row) - self._store.log.heard_since(row.generation, row.round)
+        asked = self._evaluator.asks(row, missing)
+        return self._attendance.awaits_any(asked, row.round, row.length_seconds, elapsed)
 
     def _drawn(self, row: RoundRow) -> tuple[RoundRow, set[bytes]]:
         """The round, and whom it selects: under another seed where those that are likely to come

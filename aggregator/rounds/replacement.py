@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
@@ -23,7 +23,6 @@ from device_sdk.methods.state import RestoreError
 from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.catalogue import Catalogue
 
-_LOG = logging.getLogger(__name__)
 _MOST_NAMED = 8
 Shape = tuple[int, ...]
 
@@ -120,6 +119,7 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         if not replacement.same_model:
             facts.judged_from = replacement.method.version
             store.versions.drop_request("the task was replaced by another model before its turn")
+        facts.evaluated_from = replacement.method.version
         store.evaluations.forget(replacement.method.version)
         tasks = store.fleet.tasks
         before = tasks.find(store.number).served
@@ -144,13 +144,9 @@ def replace_task(
     replacement = plan(store, names, new, request.warm_start)
     dropped = commit(store, replacement, now_unix_seconds)
     if dropped:
-        _LOG.warning(
-            "%d updates that were counted are part of no version: they were made for the model "
-            "that was replaced",
-            dropped,
-        )
+        LogEvent.UPDATES_DROPPED.log(count=dropped)
     if replacement.inherits is not None and replacement.inherits.anew:
-        _LOG.warning("%s", begins_anew(replacement.inherits))
+        LogEvent.PARAMETERS_ANEW.log(problem=begins_anew(replacement.inherits))
 
 
 def begins_anew(inherits: Inheritance) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from aggregator.errors import AggregatorError, StoreAway
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
@@ -17,8 +17,6 @@ from aggregator.serve.service import Service
 from aggregator.serve.successor import BrokerMoved
 from aggregator.store import STORE_FAILURES, Store
 from aggregator.task.file import Task
-
-_LOG = logging.getLogger(__name__)
 
 
 def begin_alone(store: Store) -> None:
@@ -75,7 +73,7 @@ class ServiceLives(ABC):
 
     def end_without_store(self) -> None:
         """Likewise, while the store is away."""
-        _LOG.warning("it ends without its store: what is not committed comes again")
+        LogEvent.STORE_LEFT.log()
 
     def fail(self, service: Service | None, error: BaseException) -> None:
         """A life ends with an error."""
@@ -100,7 +98,7 @@ class ServiceLives(ABC):
             try:
                 self._work(service)
             except BrokerMoved:
-                _LOG.info("the fleet's broker is to be another one, or two: connecting anew")
+                LogEvent.BROKER_CHANGES.log()
                 service.end()
             else:
                 self.end(service)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.clock import steady_clock
+from aggregator.events import LogEvent, about
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
@@ -51,7 +51,6 @@ from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.placement import Placement, own_placement
 from device_sdk.wire.seal.session_table import SessionTable
 
-_LOG = logging.getLogger(__name__)
 _BURST = 20.0
 _REFILL_PER_SECOND = 0.2
 LINK_SETTINGS = LinkSettings(
@@ -289,8 +288,9 @@ def make_task(
     manifests = [each.manifest for each in parameters]
     for note in (task.note, taken_for_one([each.name for each in manifests])):
         if note:
-            _LOG.warning("%s: %s", task.name, note)
-    evaluator = Evaluator(store, task.name, task.evaluation)
+            with about(task.name):
+                LogEvent.TASK_NOTED.log(note=note)
+    evaluator = Evaluator(store, task.name, task.evaluation, task.round.most_age)
     attendance = role.attendance(store, task.round)
     rounds = RoundMachine(
         shared, aggregation, publisher.seal_round, evaluator, attendance, failed=failed

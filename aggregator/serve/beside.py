@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -11,9 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from aggregator.events import LogEvent
 from device_sdk.system.printable import printable
 
-_LOG = logging.getLogger(__name__)
 READY = "the console is at "
 """What it prints as soon as it answers, before its URL."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
@@ -70,7 +69,7 @@ class Beside:
             if self._answers:
                 pause_seconds = _FIRST_PAUSE_SECONDS
             if said != self._problem:
-                _LOG.warning("the console ended: %s. serve goes on, and starts it again", said)
+                LogEvent.CONSOLE_ENDED.log(problem=said)
             self._problem = said
             self._wait(self._ending, pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
@@ -103,7 +102,7 @@ class Beside:
                 if text.startswith(READY):
                     self._answers, self._problem = True, ""
                 if text:
-                    _LOG.info("console: %s", text)
+                    LogEvent.CONSOLE_SAID.log(text=text)
         said = last.removeprefix("tessera-aggregator: ")
         return said if said and not self._answers else f"it ended with {process.returncode}"
 

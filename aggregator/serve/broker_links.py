@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aggregator.events import LogEvent
 from aggregator.shared import Shared
 from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
@@ -465,8 +465,6 @@ class TopicLimits:
         return taken
 
 
-_LOG = logging.getLogger(__name__)
-
 DEVICE_LIMIT = Limit(burst=1024, per_second=64)
 """Of one device. All that an outbox may hold, 64 MiB, travels in 683 messages, and a device sends
 it again after ten seconds at the soonest."""
@@ -630,7 +628,7 @@ class BrokerLinks:
         accepted, told = self._accepted, self._told_bytes
         if accepted is not None and self._is_sized() and told != self.packet_bytes:
             self.problem = ""
-            _LOG.info("connected to %s", self.broker)
+            LogEvent.CONNECTED.log(broker=self.broker)
             self._tell_of_drops()
             self._device_limits.packets_of(self.packet_bytes or MAX_MESSAGE_BYTES)
             self._told_bytes = self.packet_bytes
@@ -709,11 +707,8 @@ class BrokerLinks:
                 self._probe.interrupted()
                 self._sizes.interrupted()
                 self.problem = event.detail
-                _LOG.warning(
-                    "no connection to %s (%s); next try in %.1f s",
-                    self.broker,
-                    event.detail,
-                    event.retry_seconds,
+                LogEvent.DISCONNECTED.log(
+                    broker=self.broker, problem=event.detail, retry_seconds=event.retry_seconds
                 )
                 events.append(event)
             case PublishRefused() if event.topic == self._probe_topic:
@@ -721,52 +716,32 @@ class BrokerLinks:
             case _:
                 events.append(event)
 
-    def _tell_of(self, event: Disconnected | ConnectRefused, so: str) -> None:
+    def _tell_of(self, event: Disconnected | ConnectRefused, effect: str) -> None:
         # Without a broker all three fail, and our own says so.
         if self._own.connected:
-            _LOG.warning(
-                "%s: a connection to %s ended (%s); next try in %.1f s",
-                so,
-                self.broker,
-                event.detail,
-                event.retry_seconds,
+            LogEvent.CONNECTION_ENDED.log(
+                effect=effect,
+                broker=self.broker,
+                problem=event.detail,
+                retry_seconds=event.retry_seconds,
             )
 
     def _look_at(self, receive_maximum: int) -> None:
         if receive_maximum >= _SMALL_RECEIVE_MAXIMUM or self._said_small:
             return
         self._said_small = True
-        _LOG.warning(
-            "%s takes %d of our messages before it wants to have acknowledged the first: "
-            "sessions' replies and publications leave no faster than that each round trip; in "
-            "mosquitto.conf, max_inflight_messages 1000, and max_queued_messages 10000 "
-            "(logged once)",
-            self.broker,
-            receive_maximum,
-        )
+        LogEvent.BROKER_NARROW.log(broker=self.broker, messages=receive_maximum)
 
     def _tell_of_drops(self) -> None:
         if self._sizes.drops:
-            _LOG.warning(
-                "%s acknowledges messages of more than about %d bytes and drops them: what is "
-                "published and sent is cut to that. Where its settings limit messages for nothing, "
-                "have it take %d bytes (in mosquitto.conf, max_packet_size in the place of "
-                "message_size_limit)",
-                self.broker,
-                self._sizes.packet_bytes or 0,
-                _LARGEST_BYTES,
+            LogEvent.BROKER_DROPS_LARGE.log(
+                broker=self.broker, bytes=self._sizes.packet_bytes or 0, wanted_bytes=_LARGEST_BYTES
             )
 
     def _tell_of_losses(self) -> None:
         if self._probe.lost and not self._said_loss:
             self._said_loss = True
-            _LOG.warning(
-                "%s acknowledges messages and does not deliver them, devices' updates "
-                "too: it drops what does not fit into its queue for a connection; in "
-                "mosquitto.conf, max_queued_messages 10000 (logged once; counted in the metrics as "
-                "tessera_broker_losses_total)",
-                self.broker,
-            )
+            LogEvent.BROKER_DROPS.log(broker=self.broker)
 
     def _send_probe(self, payload: bytes) -> Delivery | None:
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.publish.mirror import ChunkMirror
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.evaluator import Evaluator
@@ -16,7 +16,6 @@ from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.seal.session_table import SessionTable
 
-_LOG = logging.getLogger(__name__)
 _SWEEP_SECONDS = 10.0
 _SEEN_SECONDS = 1.0
 _FORGET_SECONDS = 60.0
@@ -55,15 +54,10 @@ class Upkeep:
         try:
             found = len(read_continued_catalogue(self._catalogue, self._store))
         except AggregatorError as error:
-            _LOG.error("the catalogue stays as it was: %s", error)
+            LogEvent.CATALOGUE_REFUSED.log(problem=error)
             return
         if found > self._aggregation.items:
-            _LOG.info(
-                "the catalogue has %d items, the model %d: the new ones are taken in before the "
-                "first round that begins without waiting updates",
-                found,
-                self._aggregation.items,
-            )
+            LogEvent.CATALOGUE_WAITS.log(items=found, model_items=self._aggregation.items)
 
     def between_rounds(self) -> None:
         """Take in an older version that the operator wants back, and items that he appended to the
@@ -80,7 +74,7 @@ class Upkeep:
         try:
             self._take_in(self._catalogue)
         except AggregatorError as error:
-            _LOG.error("the catalogue stays as it was: %s", error)
+            LogEvent.CATALOGUE_REFUSED.log(problem=error)
 
     def _go_back(self) -> None:
         self._evaluator.stop(self._aggregation.version)
@@ -99,7 +93,7 @@ class Upkeep:
             self._store.facts.catalogue = encode(catalogue)
             if len(catalogue) > self._aggregation.items:
                 self._aggregation.grow(len(catalogue), latest[0].round if latest else 0)
-                _LOG.info("the catalogue has %d items now", len(catalogue))
+                LogEvent.CATALOGUE_GREW.log(items=len(catalogue))
 
 
 class Housekeeping:

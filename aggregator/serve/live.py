@@ -6,6 +6,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -17,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.evaluation import in_a_line, what_it_brings, what_serves
-from aggregator.refusals import about, add_task
+from aggregator.events import LogEvent, about
+from aggregator.logs import LogForm, LogSettings
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.service import Service
 from aggregator.store.rows import RoundRow
-from device_sdk.system.printable import PrintableFormatter, printable, size, span
+from device_sdk.system.printable import printable, size, span
 
-_LOG = logging.getLogger("aggregator")
 _REFRESH_SECONDS = 0.5
 _PLAIN_SECONDS = 30.0
 _ROUNDS_OF_EACH = 3
@@ -38,28 +39,29 @@ class View(ABC):
 
     def __init__(
         self,
+        settings: LogSettings,
         handler: logging.Handler,
         line: str,
         clock: Callable[[], float],
         every_seconds: float,
         first_seconds: float,
     ) -> None:
-        handler.setFormatter(PrintableFormatter(line))
-        handler.addFilter(add_task)
-        self._handler = handler
+        self._settings, self._handler, self._line = settings, handler, line
         self._clock = clock
         self._every_seconds = every_seconds
         self._next_seconds = first_seconds
 
     def __enter__(self) -> Self:
-        logging.basicConfig(level=logging.INFO, handlers=[self._handler])
+        self._settings.start(self._handler, self._line)
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         return
-
-    def round_event(self, event: RoundEvent) -> None:
-        _LOG.info("%s", describe(event))
 
     def show(self, service: Service) -> None:
         now = self._clock()
@@ -74,32 +76,43 @@ class View(ABC):
 class PlainView(View):
     """Log lines on standard error: one for each event, and one now and then in a long round."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: LogSettings, clock: Callable[[], float]) -> None:
         line = "%(asctime)s %(levelname)-7s %(task)s%(message)s"
         handler = logging.StreamHandler(sys.stderr)
-        super().__init__(handler, line, clock, _PLAIN_SECONDS, clock() + _PLAIN_SECONDS)
+        first_seconds = clock() + _PLAIN_SECONDS
+        super().__init__(settings, handler, line, clock, _PLAIN_SECONDS, first_seconds)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # As text the command says it.
+        if isinstance(error, Exception) and self._settings.form is LogForm.JSON:
+            LogEvent.FAILED.log(problem=error)
 
     def _draw(self, seen: Snapshot) -> None:
         for task in seen.tasks:
             if task.current is not None:
                 with about(task.name if len(seen.tasks) > 1 else ""):
-                    _LOG.info(
-                        "round %d: %d of %d arrived, waits for %d, %s left",
-                        task.current.round,
-                        task.arrived,
-                        task.current.expected,
-                        task.waits_for,
-                        span(task.seconds_left or 0.0),
+                    LogEvent.ROUND_WAITS.log(
+                        round=task.current.round,
+                        arrived=task.arrived,
+                        expected=task.current.expected,
+                        waits_for=task.waits_for,
+                        seconds_left=task.seconds_left or 0.0,
                     )
 
 
 class LiveView(View):
     """A picture that is drawn anew twice a second, with the log above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: LogSettings) -> None:
         console = Console()
         handler = RichHandler(console=console, show_path=False)
-        super().__init__(handler, "%(task)s%(message)s", console.get_time, _REFRESH_SECONDS, 0.0)
+        line = "%(task)s%(message)s"
+        super().__init__(settings, handler, line, console.get_time, _REFRESH_SECONDS, 0.0)
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -113,41 +126,43 @@ class LiveView(View):
         self._live.update(render(seen), refresh=True)
 
 
-def describe(event: RoundEvent) -> str:
-    """One line about a round."""
-    number = event.row.round
+def log_round(event: RoundEvent) -> None:
+    """A line about a round."""
+    row = event.row
     match event:
-        case RoundOpened() if event.row.threshold == 0:
-            return f"round {number} rests: version {event.row.version} is published for good"
+        case RoundOpened() if row.threshold == 0:
+            LogEvent.ROUND_RESTS.log(round=row.round, version=row.version)
         case RoundOpened():
-            seconds = event.row.deadline_unix_seconds - event.row.opened_unix_seconds
-            carried = f", begins with {event.carried} updates" if event.carried else ""
-            return (
-                f"round {number} opened: version {event.row.version}, {event.row.expected} devices "
-                f"selected, {span(seconds)}{carried}"
+            LogEvent.ROUND_OPENED.log(
+                round=row.round,
+                version=row.version,
+                expected=row.expected,
+                seconds=row.deadline_unix_seconds - row.opened_unix_seconds,
+                carried=event.carried,
             )
         case RoundClosed() if event.next_version is None:
-            return (
-                f"round {number} closed without quorum: {event.summary.participants} updates wait "
-                f"for the next one{_in_vain(event)}"
+            LogEvent.ROUND_WITHOUT_QUORUM.log(
+                round=row.round,
+                participants=event.summary.participants,
+                in_vain=_last(event.in_vain),
+                more_in_vain=max(0, len(event.in_vain) - _SHOWN_IN_VAIN),
             )
         case RoundClosed():
-            metrics = "".join(f", {k} {v:.4g}" for k, v in event.summary.metrics.items())
-            return (
-                f"round {number} closed: {event.summary.participants} updates made version "
-                f"{event.next_version}{metrics}{_in_vain(event)}"
+            LogEvent.ROUND_CLOSED.log(
+                round=row.round,
+                participants=event.summary.participants,
+                version=event.next_version,
+                metrics=event.summary.metrics,
+                in_vain=_last(event.in_vain),
+                more_in_vain=max(0, len(event.in_vain) - _SHOWN_IN_VAIN),
             )
         case RoundHeld():
-            return f"round {number} is held: {event.why}; see tessera-aggregator release"
+            LogEvent.RELEASE_AWAITED.log(round=row.round, why=event.why)
 
 
-def _in_vain(event: RoundClosed) -> str:
-    """For whom it lasted longer than it had to."""
-    if not event.in_vain:
-        return ""
-    last = [each.hex()[:_DIGITS] for each in event.in_vain[: -_SHOWN_IN_VAIN - 1 : -1]]
-    more = len(event.in_vain) - len(last)
-    return f"; it waited in vain for {', '.join(last)}{f' and {more} more' if more else ''}"
+def _last(in_vain: Sequence[bytes]) -> list[str]:
+    """For whom a round lasted longer than it had to."""
+    return [each.hex()[:_DIGITS] for each in in_vain[: -_SHOWN_IN_VAIN - 1 : -1]]
 
 
 def render(seen: Snapshot) -> Panel:

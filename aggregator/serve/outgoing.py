@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from aggregator.events import LogEvent
 from aggregator.publish.mirror import ChunkMirror, is_chunk
 from aggregator.rounds.ingest import Settled
 from aggregator.serve.broker_links import BrokerLinks, Deliveries
@@ -15,7 +15,6 @@ from aggregator.serve.uplink import Uplink
 from aggregator.store.publications import Retained
 from device_sdk.link.events import Delivery, LinkError, Outcome
 
-_LOG = logging.getLogger(__name__)
 _SILENT_SECONDS = 4.0
 _MOST_REPEATS = 3
 _MOST_UNMIRRORED = 1 << 16
@@ -132,12 +131,7 @@ class Outgoing:
                 del self._repeats[topic]
                 continue
             self._repeats[topic] += 1
-            _LOG.warning(
-                "the broker acknowledged %s after %.1f s without a word, and may not have "
-                "retained it: sent again",
-                topic,
-                silent,
-            )
+            LogEvent.MESSAGE_DOUBTED.log(topic=topic, seconds=silent)
             if payload is None:
                 self._topics.append(topic)
             else:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aggregator.errors import StoreUnreached
+from aggregator.events import LogEvent
 from device_sdk.system.lock import LiveFile, read_live_file
 from device_sdk.system.printable import span
 
-_LOG = logging.getLogger(__name__)
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.25, 2.0
 Answer = TypeVar("Answer")
 
@@ -99,7 +98,7 @@ class Reaching:
         said = self._said
         if said.store_problem:
             since = max(0.0, self._unix_clock() - said.store_since_unix_seconds)
-            _LOG.info("the store is there again, after %s", span(since))
+            LogEvent.STORE_BACK.log(seconds=since)
         self._tell(store_problem="", store_since_unix_seconds=0)
 
     def waits(self, problem: str) -> bool:
@@ -107,7 +106,7 @@ class Reaching:
         said = self._said
         since = said.store_since_unix_seconds or int(self._unix_clock())
         if not said.store_problem:
-            _LOG.warning("the store is away: %s. Nothing is lost; serve waits for it", problem)
+            LogEvent.STORE_AWAY.log(problem=problem)
         self._tell(store_problem=problem, store_since_unix_seconds=since)
         return not self._stopping()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aggregator.clock import SteadyClock
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.keys.fence import Fence
 from aggregator.keys.folder import FleetKeys
 from aggregator.keys.registry import revoke
@@ -43,7 +43,6 @@ from device_sdk.wire.seal.session_table import SessionTable
 
 # Which of its subscriptions the broker grants the aggregator.
 
-_LOG = logging.getLogger(__name__)
 _MOST_REFUSALS_AT_THE_START = 3
 
 
@@ -70,7 +69,7 @@ class Listening:
     def granted(self, event: Subscribed) -> None:
         self._granted.add(event.topic_filter)
         if self._refusals.pop(event.topic_filter, 0):
-            _LOG.info("the broker has granted the subscription to %s", event.topic_filter)
+            LogEvent.SUBSCRIPTION_GRANTED.log(topic=event.topic_filter)
 
     def was_refused(self, event: SubscribeRefused) -> None:
         """The broker refused one. Raises AggregatorError where asking again is of no use."""
@@ -83,11 +82,8 @@ class Listening:
                 f"the broker refused the subscription to {topic_filter} {times} times "
                 f"({event.detail}): give this user the rights of aggregator/acl.template"
             )
-        _LOG.warning(
-            "the broker refused the subscription to %s (%s); next try in %.1f s",
-            topic_filter,
-            event.detail,
-            event.retry_seconds,
+        LogEvent.SUBSCRIPTION_REFUSED.log(
+            topic=topic_filter, problem=event.detail, retry_seconds=event.retry_seconds
         )
 
 
@@ -299,7 +295,7 @@ class Service:
             case SubscribeRefused():
                 self._listening.was_refused(event)
             case PublishRefused():
-                _LOG.error("the broker refused a message to %s: %s", event.topic, event.detail)
+                LogEvent.MESSAGE_REFUSED.log(topic=event.topic, problem=event.detail)
 
     def _fit(self, packet_bytes: int | None) -> None:
         """The broker's largest packet may be another than what is published was cut for."""
@@ -358,7 +354,7 @@ class Service:
         answer = parts.uplink.farewell(device_id)
         with parts.store.database.transaction():
             revoke(parts.store, device_id, int(parts.unix_clock()))
-        _LOG.info("%s has left", device_id.hex())
+        LogEvent.LEFT.log(device=device_id)
         self._look_again()
         if answer is not None:
             parts.outgoing.send(answer.topic, answer.payload)
@@ -421,7 +417,7 @@ class Service:
             parts.table.end(device_id)
             for task in parts.tasks.served:
                 task.rounds.revoked(device_id)
-            _LOG.info("revoked %s: its sessions have ended", device_id.hex())
+            LogEvent.REVOKED.log(device=device_id)
         parts.tasks.look_again()
         for task in parts.tasks.served:
             task.rounds.labels_changed()

@@ -3,16 +3,15 @@ wishes change."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aggregator.errors import AggregatorError, MethodFault, StateMismatch
+from aggregator.events import LogEvent, about
 from aggregator.home import AggregatorHome
 from aggregator.publish.publisher import Publisher
-from aggregator.refusals import about
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.ingest import Inbox, Ingest
 from aggregator.rounds.machine import RoundMachine, held, hold_failed, try_again
@@ -35,7 +34,6 @@ from aggregator.task.file import (
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from device_sdk.wire.codec.message import encode
 
-_LOG = logging.getLogger(__name__)
 _FLEET_TABLES = ", ".join(f"[{each}]" for each in FLEET_TABLES)
 
 
@@ -290,7 +288,7 @@ class TaskBoard:
             self._say(row.number, f"it is not served: {error}")
             return False
         self._note(row.number, task, None)
-        _LOG.info("the task is served")
+        LogEvent.TASK_SERVED.log()
         return True
 
     def _reload(self, parts: TaskParts) -> bool:
@@ -318,7 +316,7 @@ class TaskBoard:
         made.rounds.follow(parts.rounds)
         self._follow(parts, made)
         self._note(number, found, problem)
-        _LOG.info("the settings of the task file are in use")
+        LogEvent.TASK_CHANGED.log()
         return True
 
     def _replace(self, row: TaskRow) -> bool:
@@ -357,7 +355,7 @@ class TaskBoard:
         else:
             self._follow(parts, made)
         self._note(row.number, task, problem)
-        _LOG.info("the task was replaced: generation %d", made.rounds.generation)
+        LogEvent.TASK_REPLACED.log(generation=made.rounds.generation)
         return True
 
     def _read(self, row: TaskRow) -> Task:
@@ -411,7 +409,8 @@ class TaskBoard:
         except AggregatorError as error:
             if str(error) != self._unwritable:
                 self._unwritable = str(error)
-                _LOG.error("%s", error)  # done when it can be: the store knows what is due
+                # Done when it can be: the store knows what is due.
+                LogEvent.TASK_FILE_UNWRITTEN.log(problem=error)
 
     def _retire(self, row: TaskRow) -> None:
         self._parts.pop(row.number, None)
@@ -431,7 +430,7 @@ class TaskBoard:
             self._store.tasks.change(row.number, state="retired")
         self._several = len(self._store.tasks.all()) > 1
         self._serve()
-        _LOG.info("the task is retired")
+        LogEvent.TASK_RETIRED.log()
 
     def _follow(self, parts: TaskParts, made: TaskParts) -> None:
         made.ingest.follow(parts.ingest)
@@ -467,11 +466,11 @@ class TaskBoard:
                 self._store.tasks.change(number, file=file)
         if problem is not None:
             with about(task.name):
-                _LOG.warning("%s", problem)
+                LogEvent.TASK_WAITS.log(problem=problem)
 
     def _say(self, number: int, problem: str) -> None:
         row = self._store.tasks.find(number)
         with about(row.name or ""):
-            _LOG.error("%s", problem)
+            LogEvent.TASK_REFUSED.log(problem=problem)
         with self._store.database.transaction():
             self._store.tasks.change(number, problem=problem)

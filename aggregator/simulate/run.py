@@ -110,8 +110,8 @@ class Simulated:
             self._counted += event.counted + event.stale
             self._selected_by.update(event.selected_by)
             self._counted_by.update(event.counted_by)
-            if event.figures:
-                self._figures[seed] = event.figures
+            if found := _newest(event):
+                self._figures[seed] = found
 
     def _recipes(self) -> Iterator[str]:
         """How devices trained, of each artifact."""
@@ -241,8 +241,13 @@ class WatchedDevices(VirtualDevices):
         self._devices.close()
 
 
+def _newest(played: PlayedRound) -> Sequence[Figure]:
+    """Those of the last version that has its figures since this round; none where none has."""
+    return played.figures or next(reversed([*played.earlier.values()]), ())
+
+
 def _told(played: PlayedRound) -> str:
-    figures = [f"{each.metric} {each.value:.3f}" for each in played.figures if not each.part]
+    figures = [f"{each.metric} {each.value:.3f}" for each in _newest(played) if not each.part]
     return f", {figures[0]}" if figures else ""
 
 

@@ -121,16 +121,19 @@ def open_database(
     *,
     identity: str = "",
     by_worker: bool = False,
+    read_only: bool = False,
 ) -> Database:
     """The store of a file or a URL, which is there. Raises AggregatorError. What gives a URL is
     asked at each connection.
 
     ``identity``: what that store has to be, where it is said. ``by_worker``: the URL's role may
-    have no more than workers need.
+    have no more than workers need. ``read_only``: whatever would write fails, and a store of an
+    earlier release is refused, which anybody else would bring up to date.
     """
     if isinstance(where, Path):
-        return SQLiteDatabase(where)
-    return _postgres()(where, identity=identity, rights=WORKER if by_worker else OWNER)
+        return SQLiteDatabase(where, read_only=read_only)
+    rights = WORKER if by_worker else OWNER
+    return _postgres()(where, identity=identity, rights=rights, read_only=read_only)
 
 
 def _postgres() -> type[PostgresDatabase]:

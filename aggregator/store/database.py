@@ -231,9 +231,14 @@ class TableOfTask(Table):
         super().__init__(database, task=task)
         self._task = task
 
-    def _by_device(self, kind: type[Row], table: str) -> dict[bytes, Row]:
-        """What is known of each device, by its id."""
+    def _by_device(
+        self, kind: type[Row], table: str, device_ids: Sequence[bytes] | None = None
+    ) -> dict[bytes, Row]:
+        """What is known of each device, or of these, by its id."""
         columns = columns_of(kind)
-        sql = f"SELECT device_id, {', '.join(columns.names)} FROM {table} WHERE task = ?"
-        found = self._database.rows(sql, (self._task,))
+        sql = f"SELECT device_id, {', '.join(columns.names)} FROM {table} WHERE task = {self._task}"
+        if device_ids is None:
+            found = self._database.rows(sql)
+        else:
+            found = self._database.rows_in(f"{sql} AND device_id", device_ids)
         return {device_id: columns.read(rest) for device_id, *rest in found}

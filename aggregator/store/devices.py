@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from aggregator.store.database import Table
 from aggregator.store.rows import DeviceRow, IssuedDescriptor, Labels, TokenRow
-from aggregator.store.schema import or_replace, packed
+from aggregator.store.schema import columns_of, or_replace, packed
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 
@@ -15,6 +18,96 @@ STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix
 """Of a statement whose third value is a device: what it told may wait while it is revoked."""
 
 # The registry: a device's row is its credential.
+
+# Devices that are looked for. The engines compare text alike only where nothing is a pattern.
+
+_STATE = (
+    "CASE WHEN revoked_unix IS NOT NULL THEN 'revoked' "
+    "WHEN clashes.seen_unix > ? THEN 'on two machines' "
+    "WHEN coalesce(sightings.seen_unix, enrolled_unix) <= ? THEN 'silent' ELSE 'active' END"
+)
+_SOUGHT = (
+    "FROM devices LEFT JOIN sightings USING (device_id) LEFT JOIN clashes USING (device_id) WHERE "
+)
+_HAS = "replace({0}, ?, '') <> {0}"
+_ID_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesSought:
+    """Which devices are meant; nothing said: all.
+
+    Attributes:
+        text: in the name or the operator's labels, whatever the case of its letters, or the first
+            digits of the id.
+        labels: of the operator, that a device must have.
+        state: as a DeviceState says.
+        task: its number: of the devices that took part in it, or that are ``admitted`` to it by
+            labels, of each name of which one of the values will do.
+        clashed_after, silent_until: what makes out the state, in Unix seconds.
+    """
+
+    text: str = ""
+    labels: Labels = field(default_factory=dict)
+    state: str = ""
+    task: int | None = None
+    admitted: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    clashed_after: int = 0
+    silent_until: int = 0
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """For ``_STATE``."""
+        return self.clashed_after, self.silent_until
+
+    def where(self) -> tuple[str, list[Any]]:
+        """As a condition, all but the state."""
+        said, values = ["TRUE"], []
+        if self.text:
+            one, given = _named(self.text)
+            said.append(one)
+            values += given
+        for pair in sorted(self.labels.items()):
+            said.append(_HAS.format("labels"))
+            values.append(_label(*pair))
+        if self.task is not None:
+            any_of = [
+                f"({' OR '.join([_HAS.format('labels')] * len(each))})"
+                for each in self.admitted.values()
+            ]
+            admitted = " AND ".join(["revoked_unix IS NULL", *any_of])
+            said.append(
+                f"({admitted} OR EXISTS (SELECT 1 FROM participations WHERE task = ? "
+                "AND participations.device_id = devices.device_id))"
+            )
+            values += [_label(name, each) for name, of in self.admitted.items() for each in of]
+            values.append(self.task)
+        return " AND ".join(said), values
+
+
+def _named(text: str) -> tuple[str, list[Any]]:
+    # As the engines do, of ASCII alone.
+    low = "".join(each.lower() if each.isascii() else each for each in text)
+    inside = json.dumps(low)[1:-1]
+    said = [_HAS.format("lower(name)"), _HAS.format("lower(labels)")]
+    values: list[Any] = [low, inside]
+    if ends := _ids_from(low):
+        said.append("device_id BETWEEN ? AND ?")
+        values += ends
+    return f"({' OR '.join(said)})", values
+
+
+def _ids_from(digits: str) -> list[bytes]:
+    """The first and the last id that begins so; empty where none can."""
+    if not 0 < len(digits) <= _ID_DIGITS or set(digits) - set("0123456789abcdef"):
+        return []
+    return [bytes.fromhex(digits.ljust(_ID_DIGITS, each)) for each in "0f"]
+
+
+def _label(name: str, value: str) -> str:
+    """As it stands in the JSON of a device's labels, and nowhere else in it."""
+    return packed({name: value})[1:-1]
+
 
 _KEPT_CHANGES = 10_000
 """Who looks less often than that reads the table anew."""
@@ -75,18 +168,51 @@ class Devices(Table):
             f"INSERT INTO clashes VALUES (?, ?) {or_replace('clashes')}", sorted(seen.items())
         )
 
-    def clashes(self) -> dict[bytes, int]:
-        """What was noted so last, by the device's id."""
-        return dict(self._database.rows("SELECT device_id, seen_unix FROM clashes"))
+    def clashes(self, device_ids: Sequence[bytes] | None = None) -> dict[bytes, int]:
+        """What was noted so last, by the device's id; of all, or of these."""
+        return self._times("clashes", device_ids)
 
     def seen_among(self, device_ids: Sequence[bytes]) -> set[bytes]:
         """Those of them that ever proved that they are there."""
         query = "SELECT device_id FROM sightings WHERE device_id"
         return {row[0] for row in self._database.rows_in(query, device_ids)}
 
-    def seen(self) -> dict[bytes, int]:
-        """What was noted so last, by the device's id."""
-        return dict(self._database.rows("SELECT device_id, seen_unix FROM sightings"))
+    def seen(self, device_ids: Sequence[bytes] | None = None) -> dict[bytes, int]:
+        """What was noted so last, by the device's id; of all, or of these."""
+        return self._times("sightings", device_ids)
+
+    def called(self, text: str) -> list[DeviceRow]:
+        """Those of this name or, where there is none, those whose ids begin with these digits."""
+        found = list(self._all(DeviceRow, "devices", name=text))
+        ends = _ids_from(text.lower())
+        if found or not ends:
+            return found
+        return list(self._all(DeviceRow, "devices", "AND device_id BETWEEN ? AND ?", *ends))
+
+    def sought(self, wanted: DevicesSought, first: int, most: int) -> list[DeviceRow]:
+        """These, in the order of enrolment, from the ``first``-th on (0), at most so many."""
+        where, values = wanted.where()
+        if wanted.state:
+            where, values = f"{where} AND {_STATE} = ?", [*values, *wanted.times, wanted.state]
+        columns = columns_of(DeviceRow)
+        sql = (
+            f"SELECT {', '.join(columns.names)} {_SOUGHT} {where} "
+            "ORDER BY enrolled_unix, device_id LIMIT ? OFFSET ?"
+        )
+        return [columns.read(each) for each in self._database.rows(sql, [*values, most, first])]
+
+    def states(self, wanted: DevicesSought) -> dict[str, int]:
+        """How many of these are in which state, whichever is asked for."""
+        where, values = wanted.where()
+        sql = f"SELECT state, count(*) FROM (SELECT {_STATE} AS state {_SOUGHT} {where}) AS found"
+        rows = self._database.rows(f"{sql} GROUP BY state", [*wanted.times, *values])
+        return dict(rows)
+
+    def _times(self, table: str, device_ids: Sequence[bytes] | None) -> dict[bytes, int]:
+        sql = f"SELECT device_id, seen_unix FROM {table}"
+        if device_ids is None:
+            return dict(self._database.rows(sql))
+        return dict(self._database.rows_in(f"{sql} WHERE device_id", device_ids))
 
     def find_each(self, device_ids: Sequence[bytes]) -> Iterator[DeviceRow]:
         """Those of these that there are, in no order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import time
@@ -17,8 +16,10 @@ from aggregator.errors import (
     OutcomeUnknown,
     StoreAway,
     StoreError,
+    StoreOutdated,
     StoreUnreached,
 )
+from aggregator.events import LogEvent
 from aggregator.store.database import (
     ALONE_WITHIN_SHARED,
     HELD_OUTSIDE,
@@ -40,7 +41,6 @@ except ImportError as error:
     ) from None
 
 Answer = TypeVar("Answer")
-_LOG = logging.getLogger(__name__)
 
 OLDEST_SERVER = 15
 """PostgreSQL's major version from which on it will do."""
@@ -147,8 +147,8 @@ class PostgresDatabase(Database):
     ``url``: or what gives it, asked at each connection, so that another password or place needs no
     restart; as libpq reads its password file. ``fill``: make the store in an empty database, with
     what this writes into it, or not at all. ``identity``: which store it has to be; without one any
-    will do. ``rights``: what the URL's role needs. No error and no ``repr`` shows the URL's
-    password.
+    will do. ``rights``: what the URL's role needs. ``read_only``: nothing is written. No error and
+    no ``repr`` shows the URL's password.
     """
 
     tells_time = True
@@ -160,8 +160,9 @@ class PostgresDatabase(Database):
         *,
         identity: str = "",
         rights: Mapping[str, Rights] = OWNER,
+        read_only: bool = False,
     ) -> None:
-        self._url = url
+        self._url, self._read_only = url, read_only
         self._read_settings()
         self._has_told = False
         self._may_be_silent_seconds = _SILENT_SECONDS
@@ -179,7 +180,7 @@ class PostgresDatabase(Database):
             if fill is not None:
                 self._create(fill)
             self.identity = self._require_store(identity, rights)
-            self._writer = self._become_writer()
+            self._writer = "" if read_only else self._become_writer()
         except psycopg.errors.InsufficientPrivilege as error:
             self.close()
             raise AggregatorError(
@@ -219,7 +220,7 @@ class PostgresDatabase(Database):
         if self.waits is not None:
             return self.waits(problem)
         if not self._has_told:
-            _LOG.warning("%s. It is waited for", problem)
+            LogEvent.STORE_SILENT.log(problem=problem)
         self._has_told = True
         return True
 
@@ -247,6 +248,8 @@ class PostgresDatabase(Database):
             # Durable when it ends, whatever others of this server's users do without.
             if connection.server["synchronous_commit"] == "off":
                 script.append("SET synchronous_commit = on")
+            if self._read_only:
+                script.append("SET default_transaction_read_only = on")
             if _LOCK_TIMEOUT not in meant:
                 script.append(f"SET {_LOCK_TIMEOUT} = '{_LOCK_SECONDS}s'")
             silent_seconds = int(connection.server[_IDLE_TIMEOUT]) / 1000
@@ -346,6 +349,8 @@ class PostgresDatabase(Database):
             found.setdefault(table, []).append(column)
         for table in TABLES:
             for statement in added_columns(table, found[table]):
+                if self._read_only:
+                    raise StoreOutdated(self.where)
                 added = statement.replace("ADD COLUMN", "ADD COLUMN IF NOT EXISTS")
                 self._connection.execute(_definition(added))
 

@@ -26,6 +26,10 @@ class Participations(TableOfTask):
         """By the device's id."""
         return self._by_device(LastParticipation, "participations")
 
+    def of(self, device_ids: Sequence[bytes]) -> dict[bytes, LastParticipation]:
+        """Those of these devices."""
+        return self._by_device(LastParticipation, "participations", device_ids)
+
     def widths(self) -> dict[int, int]:
         """How many devices trained which part of the model last (k, or a ladder's rung), rising."""
         query = (
@@ -57,6 +61,10 @@ class Habits(TableOfTask):
     def all(self) -> dict[bytes, Habit]:
         """By the device's id."""
         return self._by_device(Habit, "habits")
+
+    def of(self, device_ids: Sequence[bytes]) -> dict[bytes, Habit]:
+        """Those of these devices."""
+        return self._by_device(Habit, "habits", device_ids)
 
     def put(self, found: Mapping[bytes, Habit]) -> None:
         """In the place of what was known of these devices; inside a transaction."""
@@ -119,6 +127,16 @@ class OutcomeCount(NamedTuple):
     devices: int
 
 
+class RoundCost(NamedTuple):
+    """What devices told of one round: how many did, and on average how long they trained and how
+    many bytes the round brought them; None where nobody said."""
+
+    round: int
+    devices: int
+    seconds: float | None
+    received_bytes: float | None
+
+
 class UnknownItems(NamedTuple):
     """What devices told of the items that they recorded: how many ``devices`` have some that the
     task's catalogue does not know, of how many ``told`` it; ``unknown`` of ``recorded`` items, the
@@ -163,6 +181,27 @@ class Reports(TableOfTask):
             "ORDER BY round DESC, count(*) DESC, outcome, reason"
         )
         return [OutcomeCount(*row) for row in self._database.rows(query, (self._task,))]
+
+    def of(self, device_id: bytes) -> list[StoredReport]:
+        """What a device told of the rounds kept, the newest first."""
+        tail = "ORDER BY generation DESC, round DESC"
+        return list(self._all(StoredReport, "reports", tail, device_id=device_id))
+
+    def trained(self, most: int) -> list[StoredReport]:
+        """The newest reports, at most so many, of those that say what was trained, and in what
+        time."""
+        told = "AND option != '' AND seconds IS NOT NULL "
+        tail = f"{told}ORDER BY generation DESC, round DESC, device_id DESC LIMIT ?"
+        return list(self._all(StoredReport, "reports", tail, most))
+
+    def costs(self) -> list[RoundCost]:
+        """Of the rounds kept, the newest first."""
+        query = (
+            "SELECT round, count(*), avg(seconds), CAST(avg(received_bytes) AS DOUBLE PRECISION) "
+            "FROM reports WHERE task = ? "
+            "GROUP BY generation, round ORDER BY generation DESC, round DESC"
+        )
+        return [RoundCost(*row) for row in self._database.rows(query, (self._task,))]
 
     def reasons(self, generation: int, number: int) -> dict[str, int]:
         """How many devices trained no update in a round, by reason."""

@@ -42,6 +42,14 @@ class UpdateLog(TableOfTask):
         for row in self._database.rows(query, (self._task, generation, round_number)):
             yield row[0]
 
+    def heard_since(self, generation: int, round_number: int) -> set[bytes]:
+        """The devices that had a verdict, or told how they fared, in a round or a later one."""
+        where = f"task = {self._task} AND generation = {generation} AND round >= {round_number}"
+        query = " UNION ".join(
+            f"SELECT device_id FROM {table} WHERE {where}" for table in ("verdicts", "reports")
+        )
+        return {row[0] for row in self._database.rows(query)}
+
     def heard(self, generation: int, round_number: int) -> int:
         """How many devices had a verdict."""
         return self._count("verdicts", generation=generation, round=round_number)
@@ -64,6 +72,15 @@ class UpdateLog(TableOfTask):
         """How many were."""
         of = {"generation": generation, "round": round_number}
         return self._count("verdicts", "AND reason IS NULL", **of)
+
+    def verdicts(self, generation: int, round_number: int) -> dict[str, int]:
+        """How many were decided on in which way: counted under the empty reason, ``NOTED``, or
+        refused."""
+        query = (
+            "SELECT coalesce(reason, ''), count(*) FROM verdicts WHERE task = ? "
+            "AND generation = ? AND round = ? GROUP BY reason"
+        )
+        return dict(self._database.rows(query, (self._task, generation, round_number)))
 
     def counted_by_width(self, generation: int, first: int, last: int) -> dict[int, int]:
         """How many updates of these rounds were counted, by the part of the model (k, or a ladder's
@@ -184,6 +201,10 @@ class Rounds(TableOfTask):
         """How many versions rounds made, from round ``first`` to before round ``end``."""
         tail = "AND round >= ? AND round < ? AND next_version > version"
         return self._count("rounds", tail, first, end)
+
+    def of_version(self, version: int) -> list[RoundRow]:
+        """The rounds that began with a version, the oldest first."""
+        return list(self._all(RoundRow, "rounds", "ORDER BY round", version=version))
 
     def latest(self, count: int = 1) -> list[RoundRow]:
         """The newest rounds, newest first."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from aggregator.errors import AggregatorError, StoreAway
+from aggregator.errors import AggregatorError, StoreAway, StoreOutdated
 from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Database
 from aggregator.store.schema import (
     SCHEMA,
@@ -47,7 +47,7 @@ class SQLiteDatabase(Database):
     connection what its last call came to, and would be told of another thread's.
     """
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
+    def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
         self.where = str(path)
         if create:
             # Made by us first, so that nobody else can ever read it: it holds secrets. SQLite gives
@@ -71,7 +71,7 @@ class SQLiteDatabase(Database):
             raise AggregatorError(str(error)) from None
         try:
             with self._file as connection:
-                self._prepare(connection.execute, path, create)
+                self._prepare(connection.execute, path, create, read_only)
         except sqlite3.DatabaseError as error:
             self.close()
             raise AggregatorError(f"{path} cannot be used: {error}") from None
@@ -81,7 +81,9 @@ class SQLiteDatabase(Database):
         self._shared = False
         self._seen_version = self._data_version()
 
-    def _prepare(self, run: Callable[[str], sqlite3.Cursor], path: Path, create: bool) -> None:
+    def _prepare(
+        self, run: Callable[[str], sqlite3.Cursor], path: Path, create: bool, read_only: bool
+    ) -> None:
         run(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         if not create:
             # Before anything is written: a file that is not ours stays as it is.
@@ -91,6 +93,11 @@ class SQLiteDatabase(Database):
                     "(before 0.1.0): make the home anew (tessera-aggregator init)"
                 )
             require_version(str(path), run("PRAGMA user_version").fetchone()[0])
+        if read_only:
+            run("PRAGMA query_only = ON")
+            if _lacking(run):
+                raise StoreOutdated(str(path))
+            return
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
         for pragma in SQLITE_FLUSH_PRAGMAS:
@@ -109,14 +116,7 @@ class SQLiteDatabase(Database):
                 run(f"PRAGMA application_id = {_APPLICATION_ID}")
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")
             return
-        lacking = [
-            statement
-            for table in TABLES
-            for statement in added_columns(
-                table, [row[1] for row in run(f"PRAGMA table_info({table})")]
-            )
-        ]
-        if lacking:
+        if lacking := _lacking(run):
             with self.transaction():
                 for statement in lacking:
                     run(statement)
@@ -238,6 +238,17 @@ class SQLiteDatabase(Database):
         row = self.row("PRAGMA data_version")
         assert row is not None
         return int(row[0])
+
+
+def _lacking(run: Callable[[str], sqlite3.Cursor]) -> list[str]:
+    """What adds the columns that a file of an earlier release has not."""
+    return [
+        statement
+        for table in TABLES
+        for statement in added_columns(
+            table, [row[1] for row in run(f"PRAGMA table_info({table})")]
+        )
+    ]
 
 
 @contextmanager

@@ -261,10 +261,12 @@ _DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.2, 0.4), (0.
 _LORA = _table("lora", "lora", (80, 40, 12, 5, 32), _plain(0.005, 0.01), (0.005, 0.01))
 
 
-def _fashion(skew: float) -> tuple[Tuned, ...]:
+def _fashion(skew: float, *rates: float) -> tuple[Tuned, ...]:
     shape, alone = (60, 100, 20, 10, 32), (0.05, 0.1, 0.2, 0.4)
-    return _table(f"fashion-{skew}", "fashion", shape, _plain(0.1, 0.2, 0.4, 0.8), alone, skew)
+    return _table(f"fashion-{skew}", "fashion", shape, _plain(*rates), alone, skew)
 
+
+_FASHION = _fashion(0.3, 0.1, 0.2, 0.4, 0.8) + _fashion(0.1, 0.1, 0.2, 0.4)
 
 _DIGITS_BY_NAME = {row.name: row for row in _DIGITS}
 
@@ -291,5 +293,5 @@ _LEVERS = (
 )
 
 ROWS: tuple[Tuned, ...] = (
-    *_AIR, *_CLICKS, *_NEXT_ITEM, *_DIGITS, *_fashion(0.3), *_fashion(0.1), *_LORA, *_LEVERS
+    *_AIR, *_CLICKS, *_NEXT_ITEM, *_DIGITS, *_FASHION, *_LORA, *_LEVERS
 )  # fmt: skip

@@ -33,6 +33,14 @@ class LearnerError(ValueError):
         self.reason = reason
 
 
+def lacks(where: str, what: str) -> LearnerError:
+    """The error of a broadcast, or of another thing that the method's other half has made, that is
+    without an array that this half begins with: the two are not of one release."""
+    return LearnerError(
+        f"{where} lacks {what}: device and aggregator are of different releases, update the older"
+    )
+
+
 class Declined(Exception):
     """The device takes no part in this round; the message says why, to its owner, and ``reason`` to
     the aggregator's operator."""

@@ -122,14 +122,14 @@ def _quality(results: FleetResults) -> str:
             hits,
             x_label="round",
             levels=[(name, found.full_hit_ratio) for name, found in baselines.items()],
-        )
+        ).html
         + "</div><div><h3>NDCG@10</h3>"
         + line_chart(
             "NDCG@10 by round",
             gains,
             x_label="round",
             levels=[(name, found.full_ndcg) for name, found in baselines.items()],
-        )
+        ).html
         + "</div>"
     )
     figures = table(
@@ -169,7 +169,7 @@ def _bytes(results: FleetResults) -> str:
             bars.append(Bar(name, capacity or FLEET, mean, text))
     return section(
         "Bytes per update",
-        bar_chart("Mean bytes per update", bars)
+        bar_chart("Mean bytes per update", bars).html
         + '<p class="soft">As sent: int8 pulls on the rows of likes, item ids, the users\' part, '
         "padding, encryption, and anything sent twice. Dense float32 is the whole item matrix "
         f"({results.run.items:,} x {results.run.columns}).</p>"
@@ -213,7 +213,9 @@ def _capability(results: FleetResults) -> str:
     return section(
         "What the devices chose to afford",
         '<div class="pair"><div><h3>k that devices picked</h3>'
-        + strip_chart("k by class", strips, x_label=f"columns k of {run.columns}", most=run.columns)
+        + strip_chart(
+            "k by class", strips, x_label=f"columns k of {run.columns}", most=run.columns
+        ).html
         + "</div><div><h3>A round's training by k, in ms</h3>"
         + line_chart(
             "p90 of a round's training by k",
@@ -222,7 +224,7 @@ def _capability(results: FleetResults) -> str:
             y_digits=1,
             levels=[(f"limit {limit * 1e3:.1f} ms", limit * 1e3)],
             level_names="left",
-        )
+        ).html
         + "</div></div>"
         + table(
             ["class", "slowed down", "picked k", "trains k", "p90 when timed", "mean in rounds"],

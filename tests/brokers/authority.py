@@ -15,12 +15,12 @@ from cryptography.x509.oid import NameOID
 class Authority:
     """Writes ``ca.pem`` and, by ``issue``, ``<name>.pem`` and ``<name>.key`` into ``folder``."""
 
-    def __init__(self, folder: Path, name: str = "test authority") -> None:
+    def __init__(self, folder: Path, name: str = "test authority", *, days: float = 1.0) -> None:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
         certificate = (
-            self._builder(self._name, self._key)
+            self._builder(self._name, self._key, days)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(_usage(authority=True), critical=True)
             .sign(self._key, hashes.SHA256())
@@ -31,12 +31,13 @@ class Authority:
         self.ca_file = folder / f"{name.replace(' ', '-')}.pem"
         self.ca_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Certificate and key for 127.0.0.1, fit for a server and a client."""
+    def issue(self, name: str, *, days: float = 1.0) -> tuple[Path, Path]:
+        """Certificate and key for 127.0.0.1, fit for a server and a client; for so many days from
+        now."""
         key = ec.generate_private_key(ec.SECP256R1())
         address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
         certificate = (
-            self._builder(_name(name), key)
+            self._builder(_name(name), key, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([address]), critical=False)
             .add_extension(_usage(authority=False), critical=True)
@@ -56,7 +57,7 @@ class Authority:
         return certificate_file, key_file
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
@@ -66,7 +67,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=days))
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
             )

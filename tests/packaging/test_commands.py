@@ -93,7 +93,7 @@ def test_a_mistyped_option_is_answered_with_its_commands_usage(
         ("aggregator.cli", "devices", ["label", "3f2a", "a=-1"], ["--name=hall", "--home", "H"]),
         ("aggregator.cli", "task", ["replace", "air"], ["--now", "--home", "H", "--from", "F"]),
         ("aggregator.cli", "task", ["list"], ["--json"]),
-        ("aggregator.cli", "compare", ["a.json", "b.json", "c.json"], ["-o", "x.png"]),
+        ("aggregator.cli", "runs", ["compare", "a", "b"], ["--picture", "x.png", "--json"]),
         ("aggregator.cli", "simulate", ["task.toml"], ["--data", "a.py:f", "--seeds", "2"]),
         ("device_sdk.cli", "join", ["mqtt://b", "CODE"], ["--home", "H", "--timeout", "3"]),
         ("device_sdk.cli", "broker", ["set", "mqtt://b"], ["--home", "H", "--password-file", "F"]),

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("device_sdk", "aggregator", "export")
-EXTRAS = {"aggregator", "cluster", "export", "demo", "simulate", "dev", "docs"}
+EXTRAS = {"aggregator", "cluster", "console", "export", "demo", "simulate", "dev", "docs"}
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,18 @@ def test_every_module_of_the_package_is_in_the_wheel(names: set[str], package: s
     assert modules <= names
 
 
+def test_what_the_console_draws_is_in_the_wheel(names: set[str]) -> None:
+    folder = ROOT / "aggregator/console"
+    drawn = [*folder.glob("templates/*"), *folder.glob("static/*")]
+    assert drawn and {each.relative_to(ROOT).as_posix() for each in drawn} <= names
+
+
 def test_nothing_but_the_packages_is_in_the_wheel(names: set[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
     kinds = {Path(name).suffix for name in names if ".dist-info/" not in name}
-    assert kinds <= {".py", ".typed", ".onnx", ".safetensors", ".json", ".template", ".css"}
+    pages = {".html", ".css", ".js", ".svg"}
+    assert kinds <= pages | {".py", ".typed", ".onnx", ".safetensors", ".json", ".template"}
     assert not any("__pycache__" in name or "/tests/" in name for name in names)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from aggregator.console.pages.audit import AUDIT
+from aggregator.console.pages.devices import DEVICE, DEVICES
+from aggregator.console.pages.learning import LEARNING
+from aggregator.console.pages.models import MODELS
 from aggregator.console.pages.now import NOW
 from aggregator.console.pages.page import ConsolePage
 
-PAGES: tuple[ConsolePage[Any], ...] = (NOW, AUDIT)
+PAGES: tuple[ConsolePage[Any], ...] = (NOW, LEARNING, DEVICES, DEVICE, MODELS, AUDIT)

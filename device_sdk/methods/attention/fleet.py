@@ -17,7 +17,7 @@ from device_sdk.methods.attention.contract import (
     ladder_from_text,
     sketches,
 )
-from device_sdk.methods.learner import LearnerError, MovableWork
+from device_sdk.methods.learner import LearnerError, MovableWork, lacks
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 
 Floats = NDArray[np.float32]
@@ -156,9 +156,11 @@ def read_fleet(broadcast: Broadcast, layout: FlatLayout) -> FleetView:
 
     Raises LearnerError where it lacks something, or knows no model of this layout.
     """
+    if "ladder" not in broadcast.settings:
+        raise lacks("the broadcast", "'ladder', the task's layouts")
     try:
         training = AttentionTraining.from_scalars(broadcast.settings)
-        ladder = ladder_from_text(broadcast.settings.get("ladder"))
+        ladder = ladder_from_text(broadcast.settings["ladder"])
         # First, so that a layout takes no more memory than the model that came with it.
         full = _array(broadcast.tensors, "global", "the broadcast", (ladder.full.size,))
         shared = full[ladder.places(layout)]
@@ -169,7 +171,7 @@ def read_fleet(broadcast: Broadcast, layout: FlatLayout) -> FleetView:
     tensors = broadcast.tensors
     names = tensors.get("senders")
     if names is None or names.dtype != np.uint8 or names.ndim != 2 or names.shape[1] != 16:
-        raise LearnerError("the broadcast lacks 'senders', uint8 of [n, 16]")
+        raise lacks("the broadcast", "'senders', uint8 of [n, 16]")
     n, groups = len(names), len(layout.groups)
     clusters = _whole(tensors, "clusters", n)
     widths = _whole(tensors, "widths", n)
@@ -209,7 +211,7 @@ def _half_or_single(
 ) -> NDArray[Any]:
     array = tensors.get(name)
     if array is None or array.dtype not in (np.float32, np.float16):
-        raise LearnerError(f"{where} lacks {name!r}, float32 or float16")
+        raise lacks(where, f"{name!r}, float32 or float16")
     if shape is not None and array.shape != shape:
         raise LearnerError(f"{name!r} of {where} is {array.shape}; expected {shape}")
     return array
@@ -223,7 +225,7 @@ def _require_finite(array: Floats, name: str, where: str) -> None:
 def _whole(tensors: Mapping[str, NDArray[Any]], name: str, length: int) -> NDArray[np.int64]:
     array = tensors.get(name)
     if array is None or array.dtype.kind not in "iu" or array.shape != (length,):
-        raise LearnerError(f"the broadcast lacks {name!r}, {length} whole numbers")
+        raise lacks("the broadcast", f"{name!r}, {length} whole numbers")
     numbers = array.astype(np.int64)
     if length and numbers.min() < 0:
         raise LearnerError(f"the broadcast's {name!r} are negative")

@@ -30,7 +30,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.learner import LearnerError, lacks
 from device_sdk.methods.scatter.contract import SOLVE, STRENGTHS
 from device_sdk.methods.scatter.factor_step import is_finite
 from device_sdk.wire.arrays.factored import MOST_USERS
@@ -78,14 +78,14 @@ class LeastSquares:
         strengths, solve = model.get(STRENGTHS), model.get(SOLVE)
         sound = strengths is not None and strengths.dtype.kind == "f"
         if strengths is None or not sound or strengths.shape != items.shape[1:]:
-            raise LearnerError(f"the broadcast lacks {STRENGTHS!r}, floats of [{items.shape[1]}]")
+            raise lacks("the broadcast", f"{STRENGTHS!r}, floats of [{items.shape[1]}]")
         if not (np.isfinite(strengths) & (strengths >= 0)).all():
             raise LearnerError(
                 f"the broadcast's {STRENGTHS!r} are no lengths: negative, or no number"
             )
         sound = solve is not None and solve.dtype.kind == "f" and solve.shape == (2,)
         if solve is None or not sound or not (np.isfinite(solve) & (solve > 0)).all():
-            raise LearnerError(f"the broadcast lacks {SOLVE!r}, two numbers above 0")
+            raise lacks("the broadcast", f"{SOLVE!r}, two numbers above 0")
         unseen_weight, l2 = solve.tolist()
         return cls(items, strengths.astype(np.float32), unseen_weight, l2)
 
@@ -244,7 +244,7 @@ def items_of(model: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     width."""
     items = model.get("items")
     if items is None or items.ndim != 2 or items.dtype not in (np.float32, np.float16):
-        raise LearnerError("the broadcast lacks 'items', float32 or float16 of [items, K]")
+        raise lacks("the broadcast", "'items', float32 or float16 of [items, K]")
     if items.shape[1] == 0:
         raise LearnerError("the broadcast's 'items' have no columns")
     return items

@@ -144,6 +144,26 @@ def test_without_its_table_nothing_of_it_is_there(tmp_path: Path) -> None:
     assert read_task(home.task_file).fleet.console.address is None
 
 
+@pytest.mark.parametrize("library", ["starlette", "argon2", "jinja2", "uvicorn", "segno"])
+def test_without_its_extra_it_says_what_to_install(tmp_path: Path, library: str) -> None:
+    code = (
+        f"import sys; sys.modules[{library!r}] = None; from aggregator.cli import main; "
+        "sys.exit(main())"
+    )
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "console", "--home", str(home.folder)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"tessera-aggregator: {library} is not installed, which only the console needs: "
+        "pip install 'tessera-edge[console]'\n"
+    )
+
+
 def test_it_is_tried_again_after_longer_and_longer() -> None:
     waits: list[float] = []
 

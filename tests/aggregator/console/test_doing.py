@@ -64,6 +64,7 @@ def test_codes_are_made_shown_once_and_withdrawn(console: InProcess) -> None:
     told = anna.get(answer.headers["location"]).text
     codes = _CODE.findall(told)
     assert len(set(codes)) == 2 and told.count("<svg") == 2
+    assert "Hand each over as you would a password" in told and "shown once" not in told
     again = anna.get(answer.headers["location"]).text
     assert not _CODE.findall(again) and "shown once" in again and "<svg" not in again
     with Fleet.open(console.home.folder) as fleet:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from aggregator.home import AggregatorHome
 from aggregator.task.file import ConsoleSettings
 from tests.fakes.consoles import ORIGIN, PASSWORD, InProcess
 from tests.fakes.homes import command
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 
 def test_who_is_not_logged_in_sees_the_form_alone(console: InProcess) -> None:
@@ -357,3 +360,36 @@ def test_a_role_is_changed_without_the_hash(console_home: AggregatorHome) -> Non
     assert before is not None
     users.change("vic", lambda user: replace(user, role=Role.OPERATOR))
     assert users.find("vic") == replace(before, role=Role.OPERATOR)
+
+
+def test_few_hashes_are_computed_at_once_and_pages_are_shown_meanwhile(
+    console: InProcess,
+) -> None:
+    """Each takes 64 MiB: many at once would take the machine."""
+    at_once, most, go_on = 0, 0, threading.Event()
+    lock = threading.Lock()
+    check = console.passwords.__call__
+
+    def slow(user: ConsoleUser | None, password: str) -> bool:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        go_on.wait(PATIENCE_SECONDS)
+        with lock:
+            at_once -= 1
+        return check(user, password)
+
+    anna = console.logged_in("anna")
+    console.console.passwords = slow  # type: ignore[assignment]
+    with ThreadPoolExecutor(20) as pool:
+        browsers = [console.browser(f"198.51.100.{number}") for number in range(20)]
+        tries = [
+            pool.submit(browser.log_in, f"name-{number}", "wrong")
+            for number, browser in enumerate(browsers)
+        ]
+        wait_until(lambda: sum(each.done() for each in tries) == 10)
+        assert anna.get("/now").status_code == 200
+        go_on.set()
+        found = sorted(each.result().status_code for each in tries)
+    assert most == 2 and found == [403] * 10 + [503] * 10

@@ -24,9 +24,11 @@ from tests.fakes.homes import command, serving
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [each for each in PAGES if "{" not in each.path], ids=lambda page: page.name
+)
 def test_each_page_shows_itself_and_its_stream(console: InProcess, page: ConsolePage) -> None:
-    text = console.logged_in("vic").get(f"/{page.name}").text
+    text = console.logged_in("vic").get(page.path).text
     assert f"<h1>{page.title}</h1>" in text and "This cannot be shown" not in text
     assert f'data-events="/events?page={page.name}"' in text
     if page.listed:

@@ -19,7 +19,7 @@ from aggregator.evaluation import Figure
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.rounds.model_parts import ModelParts
-from aggregator.serve.live import describe, render
+from aggregator.serve.live import log_round, render
 from aggregator.serve.metrics import Snapshot, TaskSnapshot, Told, registry_of, serve_metrics
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
@@ -138,12 +138,20 @@ def test_each_of_several_tasks_has_a_section_and_series_of_its_own() -> None:
     assert samples["tessera_devices"] == 48
 
 
-def test_events_in_words() -> None:
-    assert "begins with 3 updates" in describe(RoundOpened(OPEN, 3))
+def test_events_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     summary = RoundSummary(7, 6, 40, {"gradient_norm": 1.5})
-    assert "made version 6, gradient_norm 1.5" in describe(RoundClosed(OPEN, summary, 6))
-    assert "without quorum" in describe(RoundClosed(OPEN, summary, None))
-    assert "release" in describe(RoundHeld(OPEN, "why"))
+    in_vain = [bytes([each]) * 16 for each in range(5)]
+    log_round(RoundOpened(OPEN, 3))
+    log_round(RoundClosed(OPEN, summary, 6))
+    log_round(RoundClosed(OPEN, summary, None, in_vain=in_vain))
+    log_round(RoundHeld(OPEN, "why"))
+    opened, closed, vain, held = caplog.messages
+    assert opened.endswith(", begins with 3 updates")
+    assert closed.endswith("updates made version 6, gradient_norm 1.5")
+    assert "without quorum" in vain
+    assert vain.endswith("in vain for 040404040404, 030303030303, 020202020202 and 2 more")
+    assert held.endswith("see tessera-aggregator release")
 
 
 def test_metrics_are_served_on_the_loopback_interface() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
-from aggregator.refusals import add_task as add_task_filter
+from aggregator.logs import add_task as add_task_filter
 from aggregator.serve.assembly import World, assemble
-from aggregator.serve.live import describe
+from aggregator.serve.live import log_round
 from aggregator.serve.service import Service
 from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
@@ -62,8 +62,7 @@ class Served:
         self.now = float(store.facts.generation)
         world = World(lambda: self.now, lambda: self.now, np.random.default_rng(1))
         self.parts = assemble(home, store, read_task(home.task_file), world)
-        said = logging.getLogger("aggregator").info
-        self.service = Service(self.parts, lambda event: said("%s", describe(event)))
+        self.service = Service(self.parts, log_round)
 
     def join(self, device: bytes) -> None:
         row = DeviceRow(device, device * 2, device, device * 2, 0, device[:8], 0, 1)

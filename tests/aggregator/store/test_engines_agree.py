@@ -14,8 +14,10 @@ from aggregator.errors import AggregatorError
 from aggregator.evaluation import Figure
 from aggregator.home import copy_store
 from aggregator.store import STORE_FAILURES, Store, create_database
+from aggregator.store.devices import DevicesSought
 from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent
 from aggregator.store.facts import SealedContent as Sealed
+from aggregator.store.reports import Reports
 from aggregator.store.rows import (
     DeviceEvaluation,
     DeviceRow,
@@ -105,7 +107,7 @@ class Chance:
 def fleet_action(of: Chance) -> Action:
     """Something that concerns no single task."""
     name, text, number, blob = of.name(), of.text(), of.number(), of.blob()
-    if (what := of.below(25)) < 4:
+    if (what := of.below(30)) < 4:
         row = DeviceRow(name, blob, name * 2, bytes(32), 0, name, of.below(3), 1, None, {"a": text})
         return lambda store: store.devices.add(row)
     counts = {str(of.one("late", "old", "bad")): of.below(5) for _ in range(3)}
@@ -114,7 +116,21 @@ def fleet_action(of: Chance) -> Action:
     content = PublishedContent((1, of.below(3)), of.below(3), text)
     messages = [(f"t/{of.below(6)}", of.blob()) for _ in range(2)]
     content_id = f"{of.below(3):02x}"
+    sought = DevicesSought(
+        of.one("", text, "A", "00", "0"),
+        {of.one("a", text): text} if of.below(2) else {},
+        str(of.one("", "active", "silent", "revoked", "on two machines")),
+        of.one(None, 1, 2),
+        {"a": [text, "b"]} if of.below(2) else {},
+        of.below(4),
+        of.below(4),
+    )
     actions: tuple[Action, ...] = (
+        lambda store: store.devices.sought(sought, number % 2, 3),
+        lambda store: sorted(store.devices.states(sought).items()),
+        lambda store: sorted(store.devices.called(of_none(text) or name.hex()[:3]), key=repr),
+        lambda store: (store.devices.seen([name]), store.devices.clashes([name])),
+        lambda store: store.devices.note_clashes({name: number}),
         lambda store: list(store.devices.all()),
         lambda store: store.devices.find(name),
         lambda store: store.devices.revoke(name, number),
@@ -207,6 +223,7 @@ def log_action(of: Chance) -> Action:
         lambda store: store.task(task).log.append([update], verdicts),
         lambda store: store.task(task).log.verdict(1, number, name),
         lambda store: sorted(store.task(task).log.judged(1, number)),
+        lambda store: sorted(store.task(task).log.verdicts(1, number).items()),
         lambda store: list(store.task(task).log.after(number)),
         lambda store: (
             sorted(store.task(task).log.came(1, number)),
@@ -222,12 +239,21 @@ def log_action(of: Chance) -> Action:
     return of.one(*actions)  # type: ignore[no-any-return]
 
 
+def rounded(mean: float | None) -> str:
+    """Engines add up in orders of their own."""
+    return "" if mean is None else f"{mean:.9g}"
+
+
 def told_action(of: Chance) -> Action:
     task, number, name = of.one(1, 2), of.below(8), of.name()
     reports = [of.report() for _ in range(of.below(4))]
     seen = {of.name(): of.participation() for _ in range(of.below(4))}
     said = [DeviceEvaluation(of.name(), of.text(), of.blob()) for _ in range(of.below(4))]
     figures = [of.figure() for _ in range(of.below(3))]
+
+    def told(store: Store) -> Reports:
+        return store.task(task).reports
+
     actions: tuple[Action, ...] = (
         lambda store: store.task(task).reports.add(reports),
         lambda store: store.task(task).reports.add(reports),
@@ -237,7 +263,12 @@ def told_action(of: Chance) -> Action:
         lambda store: store.task(task).participations.note(seen),
         lambda store: store.task(task).participations.note(seen),
         lambda store: store.task(task).participations.all(),
-        lambda store: store.task(task).evaluations.note(number, said),
+        lambda store: store.task(task).participations.of([name, bytes(16)]),
+        lambda store: store.task(task).reports.of(name),
+        lambda store: store.task(task).reports.trained(3),
+        lambda store: [(r, n, rounded(s), rounded(b)) for r, n, s, b in told(store).costs()],
+        lambda store: store.task(task).evaluations.find(number) is None,
+        lambda store: store.task(task).evaluations.note((number, each) for each in said),
         lambda store: list(store.task(task).evaluations.said(number)),
         lambda store: store.task(task).evaluations.forget(number),
         lambda store: store.task(task).evaluations.put(number, 3, figures),

@@ -42,6 +42,9 @@ NAMED: dict[str, object] = {
     "scatter.outlier_multiple": 3.0,
     "scatter.item_multiple": 3.0,
     "fedavg.outlier_multiple": 3.0,
+    "console.address": "127.0.0.1:8443",
+    "console.hosts": ["fleet.example"],
+    "console.trusted_proxy": "10.0.0.0/8",
     "cluster.store": "postgresql://store.example/fleet",
     "cluster.worker_store": "postgresql://workers@store.example/fleet",  # alone: with store
     "cluster.chunks": "https://chunks.example/fleet",  # alone: they go together
@@ -62,6 +65,9 @@ LEFT_OUT = {
     "broker.certificate_file",
     "broker.key_file",
     "metrics.token_file",
+    "console.certificate",  # with its key
+    "console.key",
+    "console.proxy_user_header",  # with a proxy that is trusted
 }
 
 

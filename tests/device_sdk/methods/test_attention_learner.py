@@ -277,6 +277,14 @@ def test_a_task_takes_the_rungs_of_one_ladder_of_slices_and_nothing_else(
         build(*normed)
 
 
+def test_a_broadcast_of_another_release_is_told_as_such(artifacts: Path) -> None:
+    one = learner(artifacts, 0)
+    broadcast = after_rounds(method(artifacts), [one], 1)
+    others = {name: said for name, said in broadcast.settings.items() if name != "ladder"}
+    with pytest.raises(LearnerError, match=r"lacks 'ladder', .* different releases, update the"):
+        one.train(replace(broadcast, settings=others))
+
+
 def test_a_failed_round_changes_nothing(artifacts: Path) -> None:
     learners = [learner(artifacts, index) for index in range(3)]
     broadcast = after_rounds(method(artifacts), learners, 3)

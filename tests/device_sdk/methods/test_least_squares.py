@@ -388,7 +388,7 @@ BAD: dict[str, tuple[dict[str, np.ndarray], str]] = {
         spoilt(items=np.full((ITEMS, K), np.nan, np.float32)),
         "not finite",
     ),
-    "no strengths": (spoilt(strengths=None), "lacks 'strengths'"),
+    "no strengths": (spoilt(strengths=None), "lacks 'strengths'.*of different releases"),
     "strengths of whole numbers": (spoilt(strengths=np.ones(K, np.int64)), "lacks 'strengths'"),
     "strengths of fewer columns": (spoilt(strengths=np.ones(K - 1, np.float32)), "lacks 's"),
     "a matrix of strengths": (spoilt(strengths=np.eye(K, dtype=np.float32)), "lacks 'strengths'"),

@@ -1,0 +1,1 @@
+"""The first release beside this checkout: its devices, its aggregator, its home."""

@@ -75,7 +75,7 @@ def test_one_is_shown_with_all_its_settings_two_with_those_that_differ(fleet: Fl
     assert one.chosen == ("base",) and "scatter.columns" in {name for name, _ in one.settings}
     assert [name for name, _ in one.picture.legend] == ["base"]
     two = _view(fleet, run="base", beside="narrow")
-    assert dict((name, said) for name, *said in two.settings) == {
+    assert {name: said for name, *said in two.settings} == {
         "scatter.columns": ["32", "8"],
         "dropout": ["0.0", "0.25"],
     }

@@ -227,6 +227,29 @@ def test_a_certificate_that_ends_soon(tmp_path: Path, make_mosquitto: MakeMosqui
     assert wrong(found) == {} and warnings(found)["tls"].endswith(": renew it")
 
 
+def test_an_authority_that_has_ended_beside_one_that_holds(
+    tmp_path: Path, make_mosquitto: MakeMosquitto
+) -> None:
+    """As in a bundle, or where the next authority is trusted already."""
+    made = Encrypted(tmp_path, make_mosquitto, 90)
+    ended = Authority(tmp_path, "one of before", days=-1e-3).ca_file.read_bytes()
+    trusts = tmp_path / "test-authority.pem"
+    trusts.write_bytes(ended + trusts.read_bytes())
+    found = checked(made.home)
+    assert wrong(found) == {} and "tls" not in warnings(found)
+
+
+def test_a_certificate_in_a_form_that_openssl_alone_reads(
+    tmp_path: Path, make_mosquitto: MakeMosquitto
+) -> None:
+    made = Encrypted(tmp_path, make_mosquitto, 90)
+    trusts = tmp_path / "test-authority.pem"
+    trusts.write_text(trusts.read_text().replace(" CERTIFICATE", " TRUSTED CERTIFICATE"))
+    found = checked(made.home)
+    assert wrong(found) == {}
+    assert "openssl x509 -in" in warnings(found)["tls"] and str(trusts) in warnings(found)["tls"]
+
+
 @pytest.mark.parametrize(
     ("days", "trusted", "said"),
     [(-1e-3, "", "certificate has expired"), (90, "other", "unable to get local issuer")],

@@ -499,7 +499,7 @@ class WorkerParts:
         number = served.number
         rounds = RoundFollower(shared, self._slot, keeper, lambda: self._leave_round(number))
         task = served.task
-        evaluator = Evaluator(store, task.name, task.evaluation)
+        evaluator = Evaluator(store, task.name, task.evaluation, task.round.most_age)
         parts = ModelParts.of([each.manifest for each in served.artifacts()])
         ingest = Ingest(shared, rounds, keeper, evaluator, parts)
         if before is not None:

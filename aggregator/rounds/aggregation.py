@@ -64,8 +64,7 @@ class VersionKeeper:
         items: int,
         origin: str = "",
     ) -> None:
-        """A version that is committed, with vectors of so many items; inside its transaction. What
-        single devices said of those before it is needed no more."""
+        """A version that is committed, with vectors of so many items; inside its transaction."""
         model = method.model_arrays
         row = VersionRow(
             version=version,
@@ -81,13 +80,16 @@ class VersionKeeper:
             items=items,
         )
         versions, settings = self.store.versions, self.settings
+        if origin and self.store.facts.evaluated_from == version - 1:
+            # No round ended that one: it has no figures.
+            self.store.facts.evaluated_from = version
+            self.store.evaluations.forget(version)
         # First, so that the new model is written into the room that an old one leaves.
         last = settings.keep_last - (model is not None)
         request = self.store.fleet.tasks.find(self.store.number).request
         wanted = None if request is None else ReplaceRequest.read(request).version
         versions.prune(last, settings.keep_best, self.ranking, before=version, wanted=wanted)
         versions.add(row, model)
-        self.store.evaluations.forget(version)
 
 
 _MOST_NAMED = 8

@@ -215,6 +215,28 @@ class Attendance:
         for device_id, seconds in store.log.came(row.generation, row.round):
             self.heard_of(device_id, seconds)
 
+    def awaits_any(
+        self,
+        device_ids: Iterable[bytes],
+        number: int,
+        length_seconds: float,
+        elapsed_seconds: float,
+    ) -> bool:
+        """Whether one of these devices, which a round had selected, were still waited for if the
+        round had not ended early; ``length_seconds``: of its deadline, ``elapsed_seconds``: since
+        its opening."""
+        habits, settings = self.habits, self._settings
+        waited = [
+            each
+            for each in device_ids
+            if habits.wait_seconds(each, number, settings, length_seconds) > elapsed_seconds
+        ]
+        unknown = [each for each in waited if habits.of(each).seconds is None]
+        unseen = set(unknown) - self._seen(unknown)
+        return len(waited) > len(unseen) or (
+            bool(unseen) and elapsed_seconds < min(length_seconds, settings.resume_grace_seconds)
+        )
+
     def look(self, row: RoundRow, elapsed_seconds: float) -> None:
         """Called before what follows is asked for."""
         if self._unseen and elapsed_seconds >= self._grace_seconds:

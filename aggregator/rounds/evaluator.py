@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from aggregator.evaluation import (
@@ -30,19 +30,23 @@ from device_sdk.wire.publish.manifest import evaluates_in, is_control
 
 @dataclass
 class Evaluator:
-    """Notes what devices say, sums it up when their round ends, and tells when to stop.
+    """Notes what devices say, sums it up when nothing more is to come, and tells when to stop.
 
-    What single devices said lies in the store until another version follows: a round without quorum
-    leaves its version to the next one, in which a device that evaluates it again counts once all
-    the same. A version's figures are made once, with the last of its rounds: of two that follow
-    each other, subtraction would give those of the few devices that came in between. ``parts``:
-    capacity classes that devices may name, beside ``k=N``. ``settings`` None: the task asks for no
-    evaluation.
+    What single devices said lies in the store until their version's figures are made: a round
+    without quorum leaves its version to the next one, in which a device that evaluates it again
+    counts once all the same. A version's figures are made once: of two that follow each other,
+    subtraction would give those of the few devices that came in between. So they wait for who comes
+    late and counts, and are made in the order of the versions: what was decided by them stays.
+    Where the best version is asked for because rounds have stopped, those without figures get none.
+
+    ``settings`` None: the task asks for no evaluation. ``most_age``: of how many versions ago
+    updates count (:attr:`~aggregator.task.file.RoundSettings.most_age`).
     """
 
     store: TaskStore
     task: str
     settings: EvaluationSettings | None
+    most_age: int = -1
     _stopped: tuple[int, Evaluated | None] | None = field(default=None, init=False)
 
     def read(
@@ -65,36 +69,79 @@ class Evaluator:
             data = write_evaluations(replace(said, results=asked, rounds=0))
         return DeviceEvaluation(device_id, part, data)
 
-    def note(self, row: RoundRow, said: Iterable[DeviceEvaluation]) -> None:
-        """Write down what was read; inside the transaction that settles it."""
-        self.store.evaluations.note(row.version, said)
+    def asks(self, row: RoundRow, device_ids: Iterable[bytes]) -> list[bytes]:
+        """Those of devices that a round had selected that it asked for an evaluation."""
+        if self.settings is None:
+            return []
+        terms, seed = self.settings.terms, row.seed
+        return [
+            each for each in device_ids if evaluates_in(terms, seed, self.task, row.round, each)
+        ]
 
-    def round_closes(self, row: RoundRow, *, made: bool, revoked: Iterable[bytes]) -> str:
-        """Sum up what was said of the round's version, but for those ``revoked``; inside the
-        transaction that closes it.
+    def note(self, said: Iterable[tuple[int, DeviceEvaluation]]) -> list[DeviceEvaluation]:
+        """Write down what was read, each with the version that it is of; inside the transaction
+        that settles it. What is of a version whose figures are made is dropped: a list of that."""
+        told = list(said)
+        first = (self.store.facts.evaluated_from or 0) if told else 0
+        self.store.evaluations.note(each for each in told if each[0] >= first)
+        return [each for version, each in told if version < first]
 
-        ``made``: another version follows; only then are figures made. To be called before that one
-        is committed, since it is then that what was said is deleted, and that older models are
-        dropped. What to say of it, once it is committed; empty for nothing.
+    def begin(self, version: int) -> None:
+        """A process begins, with this version as the newest."""
+        if self.store.facts.evaluated_from is None:
+            self.store.facts.evaluated_from = version  # a program before made figures at once
+
+    def is_due(self, newest: int) -> bool:
+        """Whether a version before the ``newest`` has no figures yet, and may get some."""
+        first = self.store.facts.evaluated_from
+        return first is not None and first < newest and not self.stopped(newest)
+
+    def settle(
+        self, newest: int, waits: Callable[[RoundRow], bool], revoked: Collection[bytes]
+    ) -> list[str]:
+        """Make the figures of versions before the ``newest``, the oldest first, up to one of which
+        more is to be heard, without what those ``revoked`` said; inside a transaction.
+
+        ``waits``: whether a round of before may still bring something. To be called before the
+        newest version is committed, since it is then that older models are dropped. What to say of
+        it, once that is committed.
         """
+        facts, found = self.store.facts, []
         self._stopped = None
-        figures = (
-            self._figures(row.version, set(revoked)) if made and self.settings is not None else []
-        )
-        if figures:
-            self.store.evaluations.put(row.version, row.round, figures)
-            self.store.versions.note_metrics(row.version, _metrics(figures))
-        if not figures or self.settings is None:
-            return ""
-        metric = metric_of(self.settings.ranking)
-        told = (in_a_line(figures), what_it_brings(figures, metric), what_serves(figures, metric))
-        return f"version {row.version}: {'; '.join(filter(None, told))}"
+        while self.is_due(newest):
+            version = facts.evaluated_from or 0
+            rounds = self.store.rounds.of_version(version)
+            young = self.settings is not None and newest - version <= self.most_age
+            if young and any(map(waits, rounds)):
+                break
+            # A version that a rollback or new items ended has none.
+            if any((row.next_version or 0) > version for row in rounds):
+                found.append(self._sum_up(version, rounds[-1].round, revoked))
+            self._drop_before(version + 1)
+        return [each for each in found if each]
 
-    def _figures(self, version: int, revoked: set[bytes]) -> list[Figure]:
-        assert self.settings is not None
+    def _drop_before(self, version: int) -> None:
+        self.store.facts.evaluated_from = version
+        self.store.evaluations.forget(version)
+        self._stopped = None
+
+    def _sum_up(self, version: int, round_number: int, revoked: Collection[bytes]) -> str:
+        settings = self.settings
+        figures = [] if settings is None else self._figures(settings, version, revoked)
+        if settings is None or not figures:
+            return ""
+        self.store.evaluations.put(version, round_number, figures)
+        self.store.versions.note_metrics(version, _metrics(figures))
+        metric = metric_of(settings.ranking)
+        told = (in_a_line(figures), what_it_brings(figures, metric), what_serves(figures, metric))
+        return f"version {version}: {'; '.join(filter(None, told))}"
+
+    def _figures(
+        self, settings: EvaluationSettings, version: int, revoked: Collection[bytes]
+    ) -> list[Figure]:
         said = self.store.evaluations.said(version)
         reports = self._reports(each for each in said if each.device_id not in revoked)
-        return summarise(reports, self.settings.rules)
+        return summarise(reports, settings.rules)
 
     def _reports(self, said: Iterable[DeviceEvaluation]) -> Iterator[DeviceReport]:
         for each in said:
@@ -117,7 +164,8 @@ class Evaluator:
     def stop(self, version: int) -> None:
         """Ask, once, for the best version to become the newest, where rounds have come to a stop.
 
-        To be called between rounds, ``version`` being the newest.
+        To be called between rounds or while they rest, ``version`` being the newest. What was said
+        of versions that have no figures yet is dropped: the decision stays.
         """
         facts, stall = self.store.facts, self._stall(version)
         if stall is None:
@@ -130,6 +178,7 @@ class Evaluator:
         best = versions.ranked(self.settings.ranking)
         with self.store.database.transaction():
             facts.stopped_at = stall.version
+            self._drop_before(max(version, facts.evaluated_from or 0))
             if best:
                 versions.ask_for(best[0].version)
         LogEvent.EARLY_STOPPED.log(

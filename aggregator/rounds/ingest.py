@@ -145,6 +145,9 @@ class _Staged(NamedTuple):
     age: int | None = None
 
 
+_Said = tuple[int, DeviceEvaluation]
+"""A version, and what a device says of it."""
+_TOO_LATE = "what it found out about a version came when the figures of that one were made"
 _Key = tuple[int, bytes]
 """Round and device: all that tells apart what is staged of a generation."""
 
@@ -160,7 +163,7 @@ class _Decided(NamedTuple):
     decoded: exchange.Update | None
     """With ``logged``, where it is to be counted."""
     report: Report | None
-    said: DeviceEvaluation | None
+    said: _Said | None
     width: int
 
 
@@ -198,7 +201,8 @@ class Ingest:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """Of the reports since the start, by outcome and reason."""
         self._seen: dict[bytes, LastParticipation] = {}
-        self._late: dict[tuple[object, ...], StoredReport] = {}  # by what it is of
+        # By what it is of: the report, and what it says of its round's version.
+        self._late: dict[tuple[object, ...], tuple[StoredReport, list[_Said]]] = {}
         self._late_rounds: dict[bytes, int] = {}  # by device, the newest round it was late for
 
     def __len__(self) -> int:
@@ -245,7 +249,7 @@ class Ingest:
                 self._store.reports.add([_stored(each.update, report) for each, report in kept])
                 for each, report in kept:
                     self._tell(each.update, report, now_unix_seconds)
-            self._evaluator.note(row, [each.said for each in decided if each.said is not None])
+            self._note_said(each.said for each in decided if each.said is not None)
             self.save_seen()
         found = [(self._rivals.get(_key(each.staged.update)), each.verdict) for each in decided]
         rivals = [self._repeat(rival, verdict) for rival, verdict in found if rival is not None]
@@ -286,8 +290,19 @@ class Ingest:
         self._store.participations.note(
             {each: row for each, row in self._seen.items() if here(each)}
         )
-        self._store.reports.add(list(self._late.values()))
+        self._store.reports.add([report for report, _ in self._late.values()])
+        self._note_said(each for _, said in self._late.values() for each in said)
         self._store.database.when_kept(self._forget_seen)
+
+    def _note_said(self, said: Iterable[_Said]) -> None:
+        """Write down what devices found out about versions; inside a transaction."""
+        dropped = self._evaluator.note(said) if self._task.evaluation is not None else []
+
+        def kept() -> None:
+            for each in dropped if self._most_age >= 0 else ():
+                self._refusals.note_reason("evaluation-late", each.device_id, _TOO_LATE)
+
+        self._store.database.when_kept(kept)
 
     def _forget_seen(self) -> None:
         self._seen.clear()
@@ -357,11 +372,7 @@ class Ingest:
                     decoded = _good(found)
                 else:
                     reason = NOTED
-                # What it says of an earlier version is part of no figure any more.
-                if report is not None and report.evaluation and each.age is None:
-                    option = "" if report.details is None else report.details.option
-                    part = self.parts.told(option, width)
-                    said = self._evaluator.read(row, device_id, part, report.evaluation)
+                said = None if report is None else self._said(own, device_id, width, report)
             except WireError as error:
                 reason, decoded = error.reason, None
                 self._refusals.note(error, device_id)
@@ -443,6 +454,15 @@ class Ingest:
             raise WireError("one-at-a-time", "another update of an earlier round is in this one")
         return age
 
+    def _said(self, row: RoundRow, device_id: bytes, width: int, report: Report) -> _Said | None:
+        """What a device found out about the version of its round; None for nothing."""
+        if not report.evaluation:
+            return None
+        option = "" if report.details is None else report.details.option
+        part = self.parts.told(option, width)
+        said = self._evaluator.read(row, device_id, part, report.evaluation)
+        return None if said is None else (row.version, said)
+
     def _keeps_reports_of(self, row: RoundRow) -> bool:
         return row.round > self._rounds.next_number() - 1 - KEPT_ROUNDS
 
@@ -460,12 +480,13 @@ class Ingest:
             return
         try:
             report = read_told(update)
+            said = self._said(row, identity.device_id, 0, report)
         except WireError as error:
             self._refusals.note(error, identity.device_id)
             return
         stored = _stored(update, report)
         if stored[:3] not in self._late:
-            self._late[stored[:3]] = stored
+            self._late[stored[:3]] = stored, [] if said is None else [said]
             self._tell(update, report, int(self._unix_clock()))
 
     def _tell(self, update: UpdateMessage, report: Report, now_unix_seconds: int) -> None:

@@ -147,6 +147,8 @@ def _fell_silent(store: TaskStore, row: RoundRow, missing: Collection[bytes]) ->
 
 
 _REST_SECONDS = 10 * 365 * 86_400
+_LOOK_SECONDS = 1.0
+"""Between two looks at whether the figures of versions before the newest can be made."""
 _MOST_DRAWS = 64
 _DRAWN_DEVICES = 20_000
 """In all draws of a round's seed but the first; of a large fleet any draw has some that come."""
@@ -216,6 +218,7 @@ class RoundMachine:
         # By the monotonic clock: no calendar makes a round or a pause longer, or shorter.
         self._times = RoundTimes(self._clock, self._unix_clock)
         self._earliest_close_seconds = self._earliest_open_seconds = -math.inf
+        self._look_seconds = -math.inf  # when to look at them next
         self._lacked = 0  # devices to wait for, as was said
         self._begins_anew = False  # what it published does not fit the broker any more
         self._no_room_at: int | None = (
@@ -264,6 +267,7 @@ class RoundMachine:
         """Open or close a round if it is time to; None when nothing changed."""
         if self.failed:
             return None
+        self._settle_evaluations()
         now = self._unix_clock()
         row = self.current
         if row is None:
@@ -407,6 +411,7 @@ class RoundMachine:
             self._aggregation.rest()
         else:
             self._aggregation.resume(row)
+        self._evaluator.begin(self._aggregation.version)
         if row is None:
             return
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
@@ -531,11 +536,8 @@ class RoundMachine:
             )
             self._store.rounds.close(ended)
             self._attendance.habits.save(in_vain, self._registry.by_id)
-            found = self._evaluator.round_closes(
-                row,
-                made=made not in (None, row.version),
-                revoked=self._registry.revoked_ids(),
-            )
+            newest, revoked = made or row.version, set(self._registry.revoked_ids())
+            found = self._evaluator.settle(newest, self._brings_more, revoked)
             self._store.reports.keep_last(row.round)
             if made is None:
                 self._store.checkpoints.drop_partial()
@@ -545,8 +547,8 @@ class RoundMachine:
             harm = rollout_of(self._store, row, silent).why_to_stop(self._settings)
             if harm is not None:
                 self._store.facts.unpublished = harm
-        if found:
-            LogEvent.EVALUATED.log(found=found)
+        for each in found:
+            LogEvent.EVALUATED.log(found=each)
         if harm is not None:
             LogEvent.ROUND_STOPPED.log(round=row.round, why=harm)
         self.current = None
@@ -554,6 +556,34 @@ class RoundMachine:
         self._attendance.end()
         self._earliest_open_seconds = self._clock() + self._settings.pause_seconds
         return RoundClosed(row, summary, made, silent=silent, in_vain=in_vain)
+
+    def _settle_evaluations(self) -> None:
+        """Make the figures that waited for devices that came late."""
+        now, newest = self._clock(), self._aggregation.version
+        if now < self._look_seconds:
+            return
+        self._look_seconds = now + _LOOK_SECONDS
+        if self._evaluator.is_due(newest):
+            revoked = set(self._registry.revoked_ids())
+            with self._store.database.transaction():
+                found = self._evaluator.settle(newest, self._brings_more, revoked)
+            for each in found:
+                LogEvent.EVALUATED.log(found=each)
+        if self.rests:
+            self._evaluator.stop(newest)
+
+    def _brings_more(self, row: RoundRow) -> bool:
+        """Whether a device that a round of before asked for an evaluation may still send it.
+
+        As long as a round waits for its devices, though it ended early. Who was heard in a later
+        one is through with it: a device trains one round after the other.
+        """
+        elapsed = self._times.since_opening_seconds(row)
+        if elapsed >= row.length_seconds or _rests(row):
+            return False
+        missing = self._selected(row) - self._store.log.heard_since(row.generation, row.round)
+        asked = self._evaluator.asks(row, missing)
+        return self._attendance.awaits_any(asked, row.round, row.length_seconds, elapsed)
 
     def _drawn(self, row: RoundRow) -> tuple[RoundRow, set[bytes]]:
         """The round, and whom it selects: under another seed where those that are likely to come

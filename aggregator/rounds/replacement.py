@@ -119,6 +119,7 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         if not replacement.same_model:
             facts.judged_from = replacement.method.version
             store.versions.drop_request("the task was replaced by another model before its turn")
+        facts.evaluated_from = replacement.method.version
         store.evaluations.forget(replacement.method.version)
         tasks = store.fleet.tasks
         before = tasks.find(store.number).served

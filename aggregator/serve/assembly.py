@@ -290,7 +290,7 @@ def make_task(
         if note:
             with about(task.name):
                 LogEvent.TASK_NOTED.log(note=note)
-    evaluator = Evaluator(store, task.name, task.evaluation)
+    evaluator = Evaluator(store, task.name, task.evaluation, task.round.most_age)
     attendance = role.attendance(store, task.round)
     rounds = RoundMachine(
         shared, aggregation, publisher.seal_round, evaluator, attendance, failed=failed

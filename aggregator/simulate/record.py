@@ -284,15 +284,23 @@ class Recorder:
         """A round of the run was played."""
         values = asdict(played)
         self._runs[-1]["took"].append({"processor_seconds": values.pop("processor_seconds")})
-        values["figures"] = [as_json(each) for each in played.figures]
-        served = compared(played.figures, self._metric)
-        values["compared"] = None if served is None else served.stage
-        self._runs[-1]["rounds"].append(values)
+        del values["earlier"]
+        rounds = self._runs[-1]["rounds"]
+        rounds.append(values | self._told(played.figures))
+        for number, figures in played.earlier.items():
+            rounds[number - 1] |= self._told(figures)
         began = self._clock.now()
         if began >= self._write_at:
             self.write()
             took = self._clock.now() - began
             self._write_at = began + max(_WRITE_EVERY_SECONDS, _WRITE_SHARE * took)
+
+    def _told(self, figures: Sequence[Figure]) -> dict[str, Any]:
+        served = compared(figures, self._metric)
+        return {
+            "figures": [as_json(each) for each in figures],
+            "compared": None if served is None else served.stage,
+        }
 
     def end(self, state: str, figures: Iterable[Figure], version: int, model_sha256: str) -> None:
         """The run ended. ``figures``: of its newest version."""

@@ -87,8 +87,8 @@ class Simulated:
             self._counted += played.counted + played.stale
             self._selected_by.update(played.selected_by)
             self._counted_by.update(played.counted_by)
-            if played.figures:
-                self._figures[seed] = played.figures
+            if found := _newest(played):
+                self._figures[seed] = found
             version = played.version if played.next_version is None else played.next_version
             if played.number < rounds:
                 show(f"seed {seed}: round {played.number + 1} of {rounds}{_told(played)}")
@@ -190,8 +190,13 @@ class WatchedDevices(VirtualDevices):
         self._devices.close()
 
 
+def _newest(played: PlayedRound) -> Sequence[Figure]:
+    """Those of the last version that has its figures since this round; none where none has."""
+    return played.figures or next(reversed([*played.earlier.values()]), ())
+
+
 def _told(played: PlayedRound) -> str:
-    figures = [f"{each.metric} {each.value:.3f}" for each in played.figures if not each.part]
+    figures = [f"{each.metric} {each.value:.3f}" for each in _newest(played) if not each.part]
     return f", {figures[0]}" if figures else ""
 
 

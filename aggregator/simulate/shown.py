@@ -59,7 +59,7 @@ def parts_table(record: SimulationRecord) -> str:
     metrics = record.metrics[:_MOST_COLUMNS]
     found: dict[str, dict[str, list[float]]] = {}
     for run in record.runs:
-        last = [*run["rounds"][-1]["figures"]] if run["rounds"] else []
+        last = next(filter(None, (each["figures"] for each in run["rounds"][::-1])), ())
         newest = run.get("newest", {"figures": []})["figures"]
         own = [each for each in last if each["stage"] != STAGES[0]]
         for each in (*newest, *own):

@@ -70,6 +70,8 @@ class PlayedRound:
         down_bytes, up_bytes: of all messages of the round.
         metrics: of the method.
         figures: of ``version``, where it ends with this round and devices evaluated it.
+        earlier: of versions of before of which no more is to be heard, likewise, by the number of
+            the round that each ended with (``round.late``).
         processor_seconds: that the round took here.
         failure: in words, what the first device that failed said.
         selected_by, counted_by: by the kind of device (:meth:`VirtualFleet.by_kind`) how many were
@@ -96,6 +98,7 @@ class PlayedRound:
     failure: str = ""
     busy: int = 0
     stale: int = 0
+    earlier: Mapping[int, tuple[Figure, ...]] = field(default_factory=dict)
     selected_by: Mapping[str, int] = field(default_factory=dict)
     counted_by: Mapping[str, int] = field(default_factory=dict)
 
@@ -147,6 +150,22 @@ class _Coming:
     def rest(self) -> list[_Came]:
         """What comes after that."""
         return [came for _, _, _, came in sorted(self._heap)]
+
+
+class _Asked(NamedTuple):
+    """Whom a round asked for an evaluation, but for those that were heard in it or a later one."""
+
+    number: int
+    began_seconds: float
+    missing: set[bytes]
+
+
+@dataclass(slots=True)
+class _Said:
+    """What devices said of a version that has no figures yet, by device, and its rounds."""
+
+    rounds: list[_Asked] = field(default_factory=list)
+    by_device: dict[int, tuple[str, bytes]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -216,8 +235,8 @@ class TaskSimulation:
         self._attendance = Attendance(KnownHabits(None), task.round)
         self._carried: list[Update] = []
         """Updates of rounds without quorum, which the next one begins with."""
-        self._said: dict[int, tuple[str, bytes]] = {}
-        """What devices said of the present version."""
+        self._said: dict[int, _Said] = {}
+        """By version, the oldest first."""
         self._history: list[Evaluated] = []
         self._under_way: list[_UnderWay] = []
 
@@ -261,6 +280,7 @@ class TaskSimulation:
             self.method.absorb(update)
         fates = self._fleet.fates(self._number)
         devices = self._selected(published)
+        self._ask(published, devices)
         silent = sum(1 for each in devices if fates[each] == Fate.SILENT)
         crashed = sum(1 for each in devices if fates[each] == Fate.CRASHES)
 
@@ -287,7 +307,8 @@ class TaskSimulation:
             made, self._carried = summary.version, []
         else:
             self._carried += held
-        figures = self._figures(version) if made not in (None, version) else ()
+        found = self._settle(made or version, self._clock_seconds + seconds)
+        figures = found.pop(self._number, ())
         played = PlayedRound(
             number=self._number,
             version=version,
@@ -309,6 +330,7 @@ class TaskSimulation:
             failure=tally.failure,
             busy=tally.busy,
             stale=len(counted) - len(own),
+            earlier=found,
             selected_by=self._fleet.by_kind(devices),
             counted_by=self._fleet.by_kind([each.answer.device for each in counted]),
         )
@@ -332,10 +354,11 @@ class TaskSimulation:
             for each in self._selected(published)
             if evaluates_in(terms, manifest.sampling_seed, manifest.task, number, device_id(each))
         ]
-        self._said.clear()
+        said = _Said()
         for answer in self._devices.round(published, chosen):
-            self._note(answer)
-        return self._figures(manifest.version)
+            if answer.evaluation:
+                said.by_device[answer.device] = (answer.option, answer.evaluation)
+        return self._figures(said)
 
     def popularity(self) -> tuple[Figure, ...]:
         """What the most popular items alone would reach, of all devices and users. Empty for a task
@@ -438,6 +461,7 @@ class TaskSimulation:
         ends, gathered = settings.deadline_seconds, len(self._carried)
         while (came := tally.coming.until(ends)) is not None:
             device = device_id(came.answer.device)
+            self._heard(device, self._number if came.late is None else came.late.number)
             if came.late is None:
                 attendance.heard_of(device, None if came.reason else came.seconds)
             else:
@@ -505,8 +529,7 @@ class TaskSimulation:
         for each in sorted(came, key=lambda each: (each.answer.device, each.late is None)):
             update = self._read(each, version, tally.body(each))
             self.method.absorb(update)
-            if each.late is None:
-                self._note(each.answer)
+            self._note(version if each.late is None else each.late.version, each)
             held.append(update)
             absorbed += 1
             if absorbed >= self._task.round.quorum:
@@ -523,22 +546,73 @@ class TaskSimulation:
         name = device_id(device).hex()
         return self._task.binding.decode(body, number, self._items, name)
 
-    def _note(self, answer: DeviceAnswer) -> None:
-        if answer.evaluation:
-            self._said[answer.device] = (answer.option, answer.evaluation)
+    # -- what devices find out: as rounds/evaluator.py has it, without a store ---------------------
 
-    def _figures(self, version: int) -> tuple[Figure, ...]:
+    def _ask(self, published: PublishedRound, devices: Iterable[int]) -> None:
+        asked, manifest = self._terms.evaluation, published.manifest
+        missing: set[bytes] = set()
+        if asked is not None and self._task.round.most_age >= 0:
+            seed, task, number = manifest.sampling_seed, manifest.task, manifest.round
+            missing.update(
+                each
+                for each in map(device_id, devices)
+                if evaluates_in(asked, seed, task, number, each)
+            )
+        said = self._said.setdefault(manifest.version, _Said())
+        said.rounds.append(_Asked(manifest.round, self._clock_seconds, missing))
+
+    def _heard(self, device: bytes, number: int) -> None:
+        for said in self._said.values():
+            for asked in said.rounds:
+                if asked.number <= number:
+                    asked.missing.discard(device)
+
+    def _note(self, version: int, came: _Came) -> None:
+        answer = came.answer
+        if answer.evaluation and version in self._said:
+            self._said[version].by_device[answer.device] = (answer.option, answer.evaluation)
+
+    def _settle(self, newest: int, now_seconds: float) -> dict[int, tuple[Figure, ...]]:
+        """Figures of versions before the ``newest`` of which no more is to be heard, by the last
+        round of each."""
+        settings, found = self._task.round, {}
+        for version in [each for each in self._said if each < newest]:
+            said = self._said[version]
+            waits = any(
+                self._attendance.awaits_any(
+                    each.missing,
+                    each.number,
+                    settings.deadline_seconds,
+                    now_seconds - each.began_seconds,
+                )
+                for each in said.rounds
+            )
+            if self.stopped or (waits and newest - version <= settings.most_age):
+                break
+            del self._said[version]
+            number = said.rounds[-1].number
+            if figures := self._figures(said):
+                found[number] = figures
+                self._history += self._compared(version, number, figures)
+        return found
+
+    def _figures(self, said: _Said) -> tuple[Figure, ...]:
         """Of a version that no further device evaluates."""
         asked = self._task.evaluation
-        said, self._said = sorted(self._said.items()), {}
-        if asked is None or not said:
+        if asked is None or not said.by_device:
             return ()
-        reports = (DeviceReport(part, read_evaluations(data)) for _, (part, data) in said)
-        figures = tuple(summarise(reports, asked.rules))
+        told = (said.by_device[each] for each in sorted(said.by_device))
+        reports = (DeviceReport(part, read_evaluations(data)) for part, data in told)
+        return tuple(summarise(reports, asked.rules))
+
+    def _compared(
+        self, version: int, number: int, figures: Iterable[Figure]
+    ) -> Iterator[Evaluated]:
+        """What early stopping compares the version by."""
+        name = "" if self._task.ranking is None else self._task.ranking.metric
         for each in figures:
-            if each.part == "" and figure_name(each.stage, each.metric) == asked.ranking.metric:
-                self._history.append(Evaluated(version, self._number, each.comparable))
-        return figures
+            if each.part == "" and figure_name(each.stage, each.metric) == name:
+                yield Evaluated(version, number, each.comparable)
 
 
 def _is_update(came: _Came) -> bool:

@@ -15,6 +15,10 @@ from device_sdk.evaluation.report import STAGES, Stage
 _AT_ONCE = 1000  # of at most 4 KiB each
 
 
+def _key(said: tuple[int, DeviceEvaluation]) -> tuple[int, bytes]:
+    return said[0], said[1].device_id
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluatedVersion:
     """All figures of one version, the fleet's before those of its parts. ``round``: the last one
@@ -28,14 +32,14 @@ class EvaluatedVersion:
 class Evaluations(TableOfTask):
     """A task's rows of the tables ``device_evaluations`` and ``figures``."""
 
-    def note(self, version: int, said: Iterable[DeviceEvaluation]) -> None:
-        """Inside the transaction that settles the rounds of these devices. What a device says of a
-        version again, in a later round, takes the place of what it said before; of a device that
-        was revoked nothing is kept."""
+    def note(self, said: Iterable[tuple[int, DeviceEvaluation]]) -> None:
+        """Versions, and what devices say of them; inside the transaction that settles these
+        devices. What a device says of a version again, in a later round, takes the place of what it
+        said before; of a device that was revoked nothing is kept."""
         self._database.execute_many(
             f"INSERT INTO device_evaluations SELECT ?1, ?2, ?3, ?4, ?5 WHERE {STAYS} "
             f"{or_replace('device_evaluations')}",
-            [(self._task, version, *each) for each in sorted(said, key=lambda one: one.device_id)],
+            [(self._task, version, *each) for version, each in sorted(said, key=_key)],
         )
 
     def said(self, version: int) -> Iterator[DeviceEvaluation]:

@@ -185,6 +185,9 @@ class TaskFacts(Named):
     replaced_at = Fact[int](int, 0)
     """The version that the last replacement began with: early stopping counts no rounds of before
     it. At least ``judged_from``."""
+    evaluated_from = Fact[int | None](int, None)
+    """The oldest version that devices may still say something of: the figures of those before it
+    are made, or never will be. None before the first was published."""
     dropped_rollback = Fact[str | None](str, None)
     """Why the version that was asked for last did not become the next one; None: it did, or was
     called off."""

@@ -42,6 +42,14 @@ class UpdateLog(TableOfTask):
         for row in self._database.rows(query, (self._task, generation, round_number)):
             yield row[0]
 
+    def heard_since(self, generation: int, round_number: int) -> set[bytes]:
+        """The devices that had a verdict, or told how they fared, in a round or a later one."""
+        where = f"task = {self._task} AND generation = {generation} AND round >= {round_number}"
+        query = " UNION ".join(
+            f"SELECT device_id FROM {table} WHERE {where}" for table in ("verdicts", "reports")
+        )
+        return {row[0] for row in self._database.rows(query)}
+
     def heard(self, generation: int, round_number: int) -> int:
         """How many devices had a verdict."""
         return self._count("verdicts", generation=generation, round=round_number)
@@ -193,6 +201,10 @@ class Rounds(TableOfTask):
         """How many versions rounds made, from round ``first`` to before round ``end``."""
         tail = "AND round >= ? AND round < ? AND next_version > version"
         return self._count("rounds", tail, first, end)
+
+    def of_version(self, version: int) -> list[RoundRow]:
+        """The rounds that began with a version, the oldest first."""
+        return list(self._all(RoundRow, "rounds", "ORDER BY round", version=version))
 
     def latest(self, count: int = 1) -> list[RoundRow]:
         """The newest rounds, newest first."""

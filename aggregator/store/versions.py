@@ -182,7 +182,7 @@ class Versions(TableOfTask):
     ) -> int:
         """Drop all models but the ``last`` newest, the ``best`` ones, the pinned, the awaited and
         the ``wanted``; how many. To make room for version ``before``: one of that number will be
-        replaced.
+        replaced. Where the best ones are kept, so is each whose figures are still to be made.
 
         While a model that took the task over has fewer than ``best`` figures, the best versions of
         before it stay in the places that are left.
@@ -197,6 +197,9 @@ class Versions(TableOfTask):
         older = [row for row in rows if row.version < judged_from]
         ranked = _ranked(present, ranking) + _ranked(older, ranking)
         stay |= {row.version for row in ranked[:best]}
+        evaluated_from = self._facts.evaluated_from
+        if best and ranking is not None and evaluated_from is not None:
+            stay |= {row.version for row in rows if row.version >= evaluated_from}
         stay |= {each for each in (self.awaited(), wanted) if each is not None}
         gone = [row for row in rows if row.version not in stay]
         self._database.execute_many(

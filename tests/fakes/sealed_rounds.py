@@ -86,6 +86,8 @@ class Told:
 class Device:
     """A device's end: its identity, and its session with the worker that serves it."""
 
+    record = RecordType.UPDATE
+
     def __init__(self, number: int) -> None:
         name = hashlib.sha256(b"device %d" % number).digest()
         self.number, self.id = number, name[:16]
@@ -100,6 +102,10 @@ class Device:
         self._session: Session | None = None
         self.awaited = b""
         """The digest of the update that waits for its receipt; empty for none."""
+
+    def content(self, row: RoundRow, body: bytes) -> bytes:
+        """Of the message that brings a body."""
+        return body
 
     def row(self) -> DeviceRow:
         """As enrolment would write it."""
@@ -125,8 +131,9 @@ class Device:
         """Sealed."""
         assert self._session is not None
         identity = UpdateIdentity(self.id, "default", row.generation, row.round)
-        self.awaited = update_digest(identity, hashlib.sha256(body).digest())
-        sealed = self._session.seal(RecordType.UPDATE, write_update(identity, body))
+        content = self.content(row, body)
+        self.awaited = update_digest(identity, hashlib.sha256(content).digest())
+        sealed = self._session.seal(self.record, write_update(identity, content))
         return Message(self.up_topic, sealed, False)
 
     def take(self, message: bytes) -> None:

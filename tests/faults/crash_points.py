@@ -134,7 +134,7 @@ TASK_POINTS: dict[str, _Point] = {
 EVALUATION_POINTS: dict[str, _Point] = {
     "in the transaction of what was said": (Evaluations, "note", "after", _something),
     "after what was said was settled": (Ingest, "commit", "after", _always),
-    "before a round's figures": (Evaluator, "round_closes", "before", _always),
+    "before a round's figures": (Evaluator, "settle", "before", _always),
     "before what was said is forgotten": (Evaluations, "forget", "before", _always),
     "after an evaluated round's close": (RoundMachine, "_close", "after", _always),
 }

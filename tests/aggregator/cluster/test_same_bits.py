@@ -12,10 +12,20 @@ import pytest
 from aggregator.errors import StoreAway
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed, RoundOpened
+from aggregator.store.rows import RoundRow
+from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
-from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
+from device_sdk.wire.codec.message import encode
+from device_sdk.wire.publish.receipts import (
+    RecordType,
+    UpdateIdentity,
+    with_report,
+    write_update,
+)
+from device_sdk.wire.publish.report import Report, ReportedOutcome
 from tests.fakes.averaging import BROKER, averaged, averaging_home
+from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import ITEMS, WIDTH, make_home
 from tests.fakes.scatter_updates import users
 from tests.fakes.sealed_rounds import Bodies, Device, Played, SealedRounds, play
@@ -52,6 +62,26 @@ def scatter_home(
     folder.mkdir()
     store = "" if url is None else f'[cluster]\nstore = "{url}"'
     return make_home(folder, BROKER, round_lines(devices), f"{more}\n{store}", store_url=url)
+
+
+class Evaluating(Device):
+    """One that says of each version that its error is the version's number and one."""
+
+    record = RecordType.CONTRIBUTION
+
+    def content(self, row: RoundRow, body: bytes) -> bytes:
+        samples = 1 + self.number
+        error = np.array([samples, samples * (row.version + 1.0)])
+        said = write_evaluations(EvaluationReport((Evaluation("global", "mae", error),)))
+        return with_report(encode(Report(ReportedOutcome.TRAINED, "", None, said)), body)
+
+
+def evaluated_home(folder: Path, devices: int, url: str | None = None) -> AggregatorHome:
+    home = fedavg_home(folder, devices, url)
+    linear_artifact(folder / "linear", "mae")
+    with home.task_file.open("a") as file:
+        file.write("[evaluation]\nsample_cap = 0.0\n")
+    return home
 
 
 def fedavg_home(folder: Path, devices: int, url: str | None = None) -> AggregatorHome:
@@ -121,7 +151,7 @@ def test_what_a_round_without_quorum_leaves_is_in_the_next(tmp_path: Path, robus
 def test_what_comes_late_counts_alike_over_any_workers(
     tmp_path: Path, make_database: MakeDatabase
 ) -> None:
-    devices = [Device(number) for number in range(FEW)]
+    devices = [Evaluating(number) for number in range(FEW)]
     quick, slow = devices[: FEW // 2], devices[FEW // 2 :]
     bodies = made(averaged, 4, FEW)
 
@@ -143,14 +173,21 @@ def test_what_comes_late_counts_alike_over_any_workers(
                 assert closed.summary.participants == len(quick) + len(late)
                 rows.append(closed.row)
                 found.append(playing.state())
-        return tuple(found)
+            figures = playing.parts.tasks.first.store.evaluations.latest(9)
+        # The slow of the last two rounds were not all heard yet.
+        assert [each.version for each in figures] == [1, 0]
+        for each in figures:
+            (figure,) = each.figures
+            assert (figure.devices, figure.samples) == (FEW, sum(range(1, FEW + 1)))
+            assert figure.value == pytest.approx(each.version + 1)
+        return (*found, str(figures))
 
     found = {
-        f"{workers}": played(fedavg_home(tmp_path / str(workers), FEW), workers)
+        f"{workers}": played(evaluated_home(tmp_path / str(workers), FEW), workers)
         for workers in (1, 2, 8)
     }
-    found["again"] = played(fedavg_home(tmp_path / "again", FEW), 2, restarts=True)
-    home = fedavg_home(tmp_path / "postgres", FEW, make_database())
+    found["again"] = played(evaluated_home(tmp_path / "again", FEW), 2, restarts=True)
+    home = evaluated_home(tmp_path / "postgres", FEW, make_database())
     found["postgres"] = played(home, 3, restarts=True)
     assert len({*found.values()}) == 1, found
 

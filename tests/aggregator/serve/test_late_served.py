@@ -9,15 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from aggregator.home import AggregatorHome
 from aggregator.store import TaskStore
+from aggregator.store.evaluations import EvaluatedVersion
 from device_sdk import LocalData
 from device_sdk.device import Device
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import local_data
 from tests.fakes.averaging import averaging_home
+from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import ServeProcess, invite, serving
 from tests.fakes.quick import joined
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
@@ -36,7 +39,7 @@ class Gate:
     """Samples that are there once they are let go, a training each time."""
 
     def __init__(self, place: int) -> None:
-        self._data = local_data(place)
+        self._data = LocalData(local_data(place).train, holdout=0.5)
         self._let_go = threading.Semaphore(0)
         self.asked = 0
 
@@ -51,12 +54,14 @@ class Gate:
 
 
 class Fleet:
-    """Three devices, the last of which is slow."""
+    """Devices, the last of which are slow."""
 
-    def __init__(self, home: AggregatorHome, url: str, folder: Path, stack: ExitStack) -> None:
-        self.gates = [Gate(place) for place in range(3)]
+    def __init__(
+        self, home: AggregatorHome, url: str, folder: Path, stack: ExitStack, count: int = 3
+    ) -> None:
+        self.gates = [Gate(place) for place in range(count)]
         self.devices: list[Device] = []
-        for place, (code, gate) in enumerate(zip(invite(home, 3), self.gates, strict=True)):
+        for place, (code, gate) in enumerate(zip(invite(home, count), self.gates, strict=True)):
             device = joined(url, code, folder / f"device-{place}", data=gate)
             stack.callback(self._end, device, gate)
             self.devices.append(device)
@@ -87,6 +92,12 @@ def read(home: AggregatorHome) -> Iterator[TaskStore]:
         yield store.first
     finally:
         store.database.close()
+
+
+def heard(home: AggregatorHome, number: int, device_id: bytes) -> bool:
+    """Whether a device has a verdict in a round."""
+    with read(home) as store:
+        return device_id in store.log.judged(store.facts.generation, number)
 
 
 def test_what_a_slow_device_began_counts_in_the_next_round(
@@ -142,3 +153,40 @@ def test_it_counts_once_whenever_the_aggregator_dies(mosquitto: Mosquitto, tmp_p
         found = [store.rounds.find(number) for number in (1, 2)]
         assert [row.participants for row in found if row is not None] == [2, 2]
         assert [row.next_version for row in found if row is not None] == [1, 2]
+
+
+def test_a_version_that_three_of_four_evaluate_late_has_the_figure_of_all_four(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    """The aggregator dies once the second of them was heard."""
+    rounds = ROUNDS.replace("= 2\n", "= 1\n").replace("devices = 3", "devices = 4")
+    rounds = rounds.replace("most_stale = 1", "most_stale = 99")
+    more = "[evaluation]\nleast_devices = 4\n"
+    home = averaging_home(tmp_path / "fleet", rounds, more, url=mosquitto.url)
+    linear_artifact(tmp_path / "fleet" / "linear", "mae")
+    with ExitStack() as stack:
+        process = ServeProcess(home)
+        stack.callback(process.kill)
+        process.start()
+        fleet = Fleet(home, mosquitto.url, tmp_path, stack, 4)
+        wait_until(lambda: all(gate.asked for gate in fleet.gates))
+        fleet.let_go(0)
+        wait_until(lambda: fleet.gates[0].asked == 2)  # round 2 is open
+        for place, device in enumerate(fleet.devices[1:], 1):
+            # Of round 1, then of newer ones: a device that waits for its samples hears no receipt.
+            fleet.let_go(place, place, place)
+            came = partial(heard, home, 1, bytes.fromhex(device.device_id))
+            wait_until(came, process.log.read_text)
+            if place == 2:
+                process.kill()
+                process.start()
+
+        def figures() -> list[EvaluatedVersion]:
+            with read(home) as store:
+                return store.evaluations.latest(10)
+
+        wait_until(lambda: bool(figures()), process.log.read_text)
+    (found,) = figures()
+    assert (found.version, found.round) == (0, 1)
+    assert {each.devices for each in found.figures if not each.part} == {4}
+    assert {each.stage for each in found.figures} == {"global", "personal"}

@@ -12,10 +12,13 @@ import pytest
 
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
+from aggregator.simulate.record import Asked, Recorder
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.file import read_task
 from device_sdk import LocalData
+from device_sdk.evaluation.report import STAGES
+from device_sdk.system.clock import MonotonicClock
 from tests.fakes.array_device import local_data
 from tests.fakes.handmade import linear_artifact
 
@@ -33,6 +36,10 @@ speed = 0.2
 
 def samples(devices: int, rng: np.random.Generator) -> list[LocalData]:
     return [local_data(place % 3) for place in range(devices)]
+
+
+def held_back(devices: int, rng: np.random.Generator) -> list[LocalData]:
+    return [LocalData(each.train, holdout=0.5) for each in samples(devices, rng)]
 
 
 class Watched(VirtualDevices):
@@ -66,6 +73,49 @@ def played(
         simulation,
         devices,
     )
+
+
+@pytest.mark.parametrize("control", [0.0, 1.0])
+def test_a_version_that_three_of_four_evaluate_late_has_the_figure_of_all_four(
+    tmp_path: Path, control: float
+) -> None:
+    """The slow take five times as long as the quick one, whose updates alone end rounds."""
+    linear_artifact(tmp_path / "linear", "mae")
+    path = tmp_path / "task.toml"
+    path.write_text(
+        '[task]\nname = "t"\nmethod = "fedavg"\nartifact = "linear"\n[round]\nwanted = 1\n'
+        f'quorum = 1\nover_select = 100.0\nlate = "staleness"\n'
+        f"[evaluation]\nleast_devices = 1\ncontrol = {control}\n"
+        "[fedavg.training]\nlearning_rate = 0.01\n"
+    )
+    kinds = CLASSES.replace("share = 3", "share = 0.33").replace("speed = 0.2", "speed = 0.19")
+    virtual = VirtualFleet(4, 5, speeds=speeds(tmp_path, kinds), pace_seconds=1000.0)
+    settings = DeviceSettings(read_task(path), f"{__name__}:held_back", virtual)
+    rounds = list(TaskSimulation(settings, settings.make()).rounds(40))
+    made = {of: figures for each in rounds for of, figures in each.earlier.items()}
+    assert [*made] == [*range(1, len(made) + 1)] and len(made) > 20
+    assert not any(each.figures for each in rounds)  # in none all came before it ended
+    heard = {}
+    for number, figures in made.items():
+        whole = [each for each in figures if each.part == ""]
+        (heard[number],) = {each.devices for each in whole}
+        assert {each.stage for each in whole} == {*STAGES} - ({"alone"} if not control else set())
+    # All four begin the first round together, and later ones as each is through with its last.
+    assert heard[1] == 4 and max(heard.values()) <= 4
+    came = sum(each.counted + each.stale for each in rounds)
+    assert len(made) < sum(heard.values()) <= came
+    recorder = Recorder(
+        "late",
+        settings.task,
+        Asked("", 4, 40, (5,), "", Failures(), 1.0),
+        tmp_path,
+        MonotonicClock(),
+    )
+    recorder.begin(5)
+    for each in rounds:
+        recorder.add(each)
+    told = recorder.made().rounds(0)
+    assert [len(each["figures"]) > 0 for each in told] == [each["number"] in made for each in told]
 
 
 def speeds(folder: Path, text: str = CLASSES) -> Speeds:

@@ -268,7 +268,7 @@ def told_action(of: Chance) -> Action:
         lambda store: store.task(task).reports.trained(3),
         lambda store: [(r, n, rounded(s), rounded(b)) for r, n, s, b in told(store).costs()],
         lambda store: store.task(task).evaluations.find(number) is None,
-        lambda store: store.task(task).evaluations.note(number, said),
+        lambda store: store.task(task).evaluations.note((number, each) for each in said),
         lambda store: list(store.task(task).evaluations.said(number)),
         lambda store: store.task(task).evaluations.forget(number),
         lambda store: store.task(task).evaluations.put(number, 3, figures),

@@ -95,7 +95,7 @@ _BELOW_THE_CONSOLE = (
         "models",
         "operate",
     ),
-    *("store", "task"),
+    *("intervals", "store", "task"),
 )
 _PAGES = frozenset({"anyio", "argon2", "h11", "jinja2", "markupsafe", "multipart", "segno"}) | {
     "starlette",

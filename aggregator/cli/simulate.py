@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.util
+import json
 import re
 import shlex
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +105,13 @@ gives the same model, bit for bit.
 --set changes a setting of the task for the run, by its name in the file: TABLE.KEY=VALUE, as TOML
 has it or a text without quotes; KEY= leaves it out. --run NAME KEY=VALUE... is one of several runs
 in one call, with settings and options (dropout=0.2) of its own; they end in one table. A task that
-recommends is shown beside what the most popular items alone reach."""
+recommends is shown beside what the most popular items alone reach.
+
+--sweep KEY=V1,V2 is a run for each value, with commas between as in k:4,8,16; a value that is a
+list itself has its brackets: evaluation.metrics=["hr10_all"],["ndcg10_all"]. --jobs plays several
+runs and seeds at once, to the same bits; --resume goes on where such a call was ended, also with
+more --seeds. It refuses a record of other settings or versions; it cannot tell whether what --data
+names returns something else by now."""
 EXAMPLES = """\
 examples:
   tessera-aggregator simulate --example films     write films/ with a task and made-up data
@@ -114,6 +123,8 @@ examples:
   tessera-aggregator simulate films/task.toml --data films/data.py:devices --seeds 3 \\
       --set round.share=0.3 --csv all.csv --run narrow scatter.columns=8 \\
       --run wide scatter.columns=64 --run away dropout=0.3
+  tessera-aggregator simulate films/task.toml --data films/data.py:devices --seeds 5 --jobs 4 \\
+      --sweep scatter.columns=8,16,32 --sweep dropout=0,0.3 --resume
 
 a file of classes for --speeds:
   [[class]]
@@ -223,6 +234,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(_RUN_OPTIONS)}; may be repeated",
     )
     parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=V1,V2",
+        help="a run for each of these values of a setting or option, named after it; may be "
+        "repeated: then one for each combination",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="so many runs at once, of one seed each, in processes of their own (default: 1)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the records of these names in --out: what is over is not played again",
+    )
+    parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="also a line for each round of each run and seed"
     )
     parser.add_argument(
@@ -238,6 +269,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=positive_int, metavar="N", help="with --cluster (default: its CPU cores)"
     )
 
+    virtual.add_argument(
+        "--providers",
+        default="auto",
+        metavar="NAME",
+        help="what runs artifacts: cpu, cuda, webgpu, openvino or, as on a device, auto: the "
+        "quickest of them that trains as the CPU does (default: auto)",
+    )
     add_reading(parser, "a table of --data")
 
 
@@ -258,7 +296,8 @@ def run(arguments: argparse.Namespace) -> int:
             "onnxruntime is not installed, which devices train with: pip install tessera-edge"
         )
     # It needs what trains on a device, which no other command loads.
-    from aggregator.simulate.run import prepare
+    from aggregator.simulate.jobs import Unit, play
+    from aggregator.simulate.run import Simulated, prepare
     from aggregator.simulate.shown import (
         differences,
         parts_table,
@@ -274,23 +313,26 @@ def run(arguments: argparse.Namespace) -> int:
     clock = MonotonicClock()
     # All of them are looked at before the first is played.
     simulations = [_prepared(prepare, each, clock) for each in _runs(arguments)]
-    played, interrupted = [], False
-    for simulated in simulations:
-        several = f"{simulated.recorder.name}: " if len(simulations) > 1 else ""
+    units = [Unit(each, seed) for each in simulations for seed in each.recorder.left]
+    failed: dict[Unit, str] = {}
+    interrupted = False
+    with _progress() as show:
         try:
-            with _progress(several) as show:
-                simulated.play(show)
+            failed = play(units, arguments.jobs, Simulated.take, show)
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            path = simulated.recorder.write()
-        if path is not None:
-            played.append((simulated, path))
-        if interrupted:
-            break
-    if not played:
+            written = [(each, each.recorder.write()) for each in simulations]
+    played = [(simulated, path) for simulated, path in written if path is not None]
+    faults = "; ".join(
+        f"{unit.simulated.recorder.name}, seed {unit.seed}: {why}" if len(units) > 1 else why
+        for unit, why in failed.items()
+    )
+    if not played and interrupted:
         print("interrupted before a round was over: nothing is recorded", file=sys.stderr)
         return INTERRUPTED
+    if not played:
+        raise AggregatorError(faults)
     records = [simulated.recorder.made() for simulated, _ in played]
     if len(simulations) == 1:
         print(f"{rounds_table(records[0])}\n")
@@ -307,6 +349,8 @@ def run(arguments: argparse.Namespace) -> int:
         write_csv(arguments.csv, records)
         print(f"\n{printable(str(arguments.csv))} holds each round as a line", end="")
     print(f"\n{_recorded(records, [path for _, path in played])}")
+    if faults:
+        raise AggregatorError(faults)
     return INTERRUPTED if interrupted else 0
 
 
@@ -323,21 +367,69 @@ def _take_task(arguments: argparse.Namespace) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> list[argparse.Namespace]:
-    """The arguments of each run: one, or as many as there are ``--run``."""
-    if not arguments.runs:
-        return [arguments]
-    if arguments.name is not None:
-        raise AggregatorError("--name is for one run; each --run has a name of its own")
-    names = [name for name, *_ in arguments.runs]
-    if len(set(names)) < len(names):
-        raise AggregatorError(f"--run: two runs are named {max(names, key=names.count)!r}")
-    return [_run(arguments, name, said) for name, *said in arguments.runs]
+    """The arguments of each run: one, or as many as there are ``--run``, times the values of each
+    ``--sweep``."""
+    bases = [arguments]
+    if arguments.runs:
+        if arguments.name is not None:
+            raise AggregatorError("--name is for one run; each --run has a name of its own")
+        names = [name for name, *_ in arguments.runs]
+        if len(set(names)) < len(names):
+            raise AggregatorError(f"--run: two runs are named {max(names, key=names.count)!r}")
+        bases = [
+            _run(arguments, f"--run {name}", said, name=name) for name, *said in arguments.runs
+        ]
+    points = list(product(*map(_swept, arguments.sweep)))
+    for base in bases:
+        base.swept = ""
+    if not arguments.sweep:
+        return bases
+    return [
+        _run(base, "--sweep", said, swept="-".join(names))
+        for base in bases
+        for names, said in (zip(*point, strict=True) for point in points)
+    ]
 
 
-def _run(arguments: argparse.Namespace, name: str, said: list[str]) -> argparse.Namespace:
-    own = argparse.Namespace(**{**vars(arguments), "name": name, "set": [*arguments.set]})
+def _swept(said: str) -> list[tuple[str, str]]:
+    """``KEY=V1,V2``: for each value what the run is called by it, and ``KEY=VALUE``."""
+    key, equals, text = said.partition("=")
+    key = key.strip()
+    spell: Callable[[Any], str] = str
     try:
-        run_name(name)
+        found: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
+        spell = _as_toml
+    except (ValueError, RecursionError):
+        found = [each.strip() for each in text.split(",")]
+    if not equals or not key or not found or "" in found:
+        raise AggregatorError(f"--sweep {said!r} is no KEY=V1,V2, such as round.share=0.2,0.5")
+    if len(found) == 1 and isinstance(found[0], list):
+        raise AggregatorError(
+            f"--sweep {said} has one value, which is a list: write its members without the "
+            "brackets, with commas between"
+        )
+    spelt = [each if isinstance(each, str) else _as_toml(each) for each in found]
+    if len(set(spelt)) < len(spelt):
+        raise AggregatorError(f"--sweep {said}: {max(spelt, key=spelt.count)} stands there twice")
+    last = key.rpartition(".")[2]
+    called = [each if _NAME.fullmatch(each) else f"no{n}" for n, each in enumerate(spelt, 1)]
+    values = spelt if key in _RUN_OPTIONS else list(map(spell, found))
+    return [
+        (f"{last}-{name}", f"{key}={value}") for name, value in zip(called, values, strict=True)
+    ]
+
+
+def _as_toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)  # of scalars and lists the same
+
+
+def _run(
+    arguments: argparse.Namespace, option: str, said: Sequence[str], **more: str
+) -> argparse.Namespace:
+    """A run with settings and options of its own, which ``option`` said."""
+    own = argparse.Namespace(**{**vars(arguments), **more, "set": [*arguments.set]})
+    try:
+        run_name(own.name or "run")
         for each in said:
             key, _, value = each.partition("=")
             if key in _RUN_OPTIONS:
@@ -347,7 +439,7 @@ def _run(arguments: argparse.Namespace, name: str, said: list[str]) -> argparse.
             else:
                 own.set.append(each)
     except argparse.ArgumentTypeError as error:
-        raise AggregatorError(f"--run {name}: {error}") from None
+        raise AggregatorError(f"{option}: {error}") from None
     return own
 
 
@@ -362,9 +454,9 @@ def _prepared(
     try:
         return prepare(arguments, clock, time.time)
     except AggregatorError as error:
-        raise AggregatorError(
-            f"--run {arguments.name}: {error}" if arguments.runs else str(error)
-        ) from None
+        about = [f"--run {arguments.name}"] if arguments.runs else []
+        about += [f"--sweep {arguments.swept}"] if arguments.swept else []
+        raise AggregatorError(": ".join([*about, str(error)])) from None
 
 
 def _recorded(records: Sequence[SimulationRecord], paths: Sequence[Path]) -> str:
@@ -388,13 +480,13 @@ NO_PICTURE = (
 
 
 @contextmanager
-def _progress(before: str = "") -> Iterator[Callable[[str], None]]:
+def _progress() -> Iterator[Callable[[str], None]]:
     """One line on standard error, rewritten on a terminal; nothing elsewhere."""
     live = sys.stderr.isatty()
 
     def show(text: str) -> None:
         if live:
-            print(f"\r\033[K{before if text else ''}{text}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
     try:
         yield show

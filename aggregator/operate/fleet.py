@@ -37,6 +37,7 @@ from aggregator.operate.lookup import device_of, task_of, tasks_of
 from aggregator.operate.moving import FleetBroker
 from aggregator.operate.restoring import begin_generation
 from aggregator.operate.rounds import ReleasedRound, release
+from aggregator.operate.runs import USUAL_FOLDER, RunSummary, SimulationRecord, runs_in
 from aggregator.operate.tasks import STEP_SECONDS, WAIT_SECONDS, TaskChange, TaskSummary, Waited
 from aggregator.operate.training import FleetTraining, timed_of
 from aggregator.operate.versions import FleetEvaluations, FleetVersions, ModelFiles
@@ -440,6 +441,20 @@ class Fleet:
             )
             said["version"] = found.version
             return found
+
+    # -- runs of simulate --------------------------------------------------------------------------
+
+    def runs(self) -> list[RunSummary]:
+        """Those whose records lie in the home's folder ``runs``, the latest first."""
+        folder = self.home.folder / USUAL_FOLDER
+        return runs_in(folder) if folder.exists() else []
+
+    def run(self, name: str) -> SimulationRecord:
+        """One of them."""
+        found = next((each for each in self.runs() if each.name == name), None)
+        if found is None:
+            raise AggregatorError(f"there is no run {name!r} in {self.home.folder / USUAL_FOLDER}")
+        return SimulationRecord.read(found.path)
 
     # -- keys --------------------------------------------------------------------------------------
 

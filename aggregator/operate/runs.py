@@ -28,7 +28,7 @@ FINISHED, INTERRUPTED, STOPPED_EARLY = "finished", "interrupted", "stopped early
 DAMAGED = "damaged"
 USUAL_FOLDER = Path("runs")
 _SUFFIX = ".json"
-_USUAL_OPTIONS = {"speeds": "", "pace_seconds": 1.0}
+_USUAL_OPTIONS = {"speeds": "", "pace_seconds": 1.0, "providers": "auto"}
 """Options of a run that are told where they are others."""
 
 
@@ -325,7 +325,7 @@ _COUNT, _SECONDS = Within(0, 2**62), Within(0, 1e15)
 
 def _require_sound(root: _Fields) -> None:
     """Whether there is all that is shown of a record. Raises AggregatorError, naming the key."""
-    root.text("name", 100)
+    root.text("name", 255)
     root.text("state", 100)
     task = _Fields(root.mapping("task"), "task")
     task.text("method", 100)

@@ -67,6 +67,9 @@ class _Worker:
     def popularity(self) -> list[DeviceReport]:
         return self._devices.popularity()
 
+    def reports(self) -> tuple[str, ...]:
+        return self._devices.reports()
+
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:
         self._devices.settle(number, counted)
 
@@ -112,6 +115,10 @@ class RayDevices(VirtualDevices):
         # Each worker has all of the data, though it trains a part of the devices.
         found: list[DeviceReport] = self._got(self._workers[0].popularity.remote())
         return found
+
+    def reports(self) -> tuple[str, ...]:
+        told = self._got([worker.reports.remote() for worker in self._workers])
+        return tuple(sorted({each for reports in told for each in reports}))
 
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:
         by_worker: list[dict[int, bool]] = [{} for _ in self._workers]

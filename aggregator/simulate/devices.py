@@ -256,6 +256,10 @@ class VirtualDevices(ABC):
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:  # noqa: B027
         """The verdicts on the updates of a round, by device. Here: no matter."""
 
+    def reports(self) -> tuple[str, ...]:
+        """Why what runs their artifacts does, in lines for people. Here: nothing to say."""
+        return ()
+
     def close(self) -> None:  # noqa: B027
         """Give back what is held outside of this process. Here: nothing."""
 
@@ -264,13 +268,15 @@ class VirtualDevices(ABC):
 class DeviceSettings:
     """All that virtual devices are made from, in this process or another.
 
-    ``data``, ``reading``: as :func:`aggregator.simulate.data.entries_of` takes them.
+    ``data``, ``reading``: as :func:`aggregator.simulate.data.entries_of` takes them. ``providers``:
+    as :class:`~device_sdk.trainer.Trainer` does.
     """
 
     task: Task
     data: str
     fleet: VirtualFleet
     reading: Reading = field(default_factory=Reading)
+    providers: str = "auto"
 
     def entries(self) -> Entries:
         """Every device's data. Raises DataError."""
@@ -388,7 +394,9 @@ class ScatterDevices(VirtualDevices):
         _refuse_other_classes(self._fleet, "artifact", "trains columns (k), and no artifact")
         self._catalogue = read_catalogue_file(task.catalogue).rows
         self._evaluation = None if task.evaluation is None else task.evaluation.terms
-        self._step = factor_step(task.artifacts[0] if task.artifacts else packaged_artifact())
+        self._step = factor_step(
+            task.artifacts[0] if task.artifacts else packaged_artifact(), settings.providers
+        )
         self._entries = settings.entries()
         if isinstance(self._entries, TableEntries):
             self.understood = self._entries.understood
@@ -529,10 +537,11 @@ class ArrayDevices(VirtualDevices):
         self,
         settings: DeviceSettings,
         kind: type[Learner],
-        opens: Callable[[Path], Trainer] = Trainer,
+        opens: Callable[[Path], Trainer] | None = None,
     ) -> None:
         task = settings.task
-        self._fleet, self._kind, self._opens = settings.fleet, kind, opens
+        self._fleet, self._kind = settings.fleet, kind
+        self._opens = opens or partial(Trainer, providers=settings.providers)
         _refuse_other_classes(self._fleet, "k", "trains an artifact, and no columns")
         self._folders, self._companions = task.artifacts, task.companions
         manifests = [read_manifest(folder) for folder in task.artifacts]
@@ -614,6 +623,10 @@ class ArrayDevices(VirtualDevices):
                 known = self._receipts.setdefault(device, [])
                 known.append((number, was))
                 del known[:-_RECEIPTS]
+
+    def reports(self) -> tuple[str, ...]:
+        reports = {each.provider_report for each in self._trainers.values()}
+        return tuple(sorted(filter(None, reports)))
 
     def _learner(
         self, device: int, place: int, data: Any, rng: np.random.Generator

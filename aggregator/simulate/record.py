@@ -27,7 +27,9 @@ from aggregator.operate.runs import (
     FORMAT,
     FORMAT_VERSION,
     INTERRUPTED,
+    STOPPED_EARLY,
     SimulationRecord,
+    differing,
     finite,
 )
 from aggregator.simulate.fleet import ALIKE, CapabilityClass, Failures
@@ -211,6 +213,7 @@ class Asked:
         failures: how often what goes wrong.
         pace_seconds: see :class:`aggregator.simulate.fleet.VirtualFleet`.
         changes: settings that are other than in the task file, by dotted name.
+        providers: what runs artifacts, as :class:`device_sdk.trainer.Trainer` takes it.
     """
 
     data: str
@@ -222,6 +225,7 @@ class Asked:
     pace_seconds: float
     changes: Mapping[str, Any] = field(default_factory=dict)
     classes: tuple[CapabilityClass, ...] = ALIKE
+    providers: str = "auto"
 
 
 class Recorder:
@@ -262,33 +266,60 @@ class Recorder:
             },
             "asked": asdict(asked),
             "best_by": None if ranking is None else asdict(ranking),
-            "state": INTERRUPTED,
-            "runs": [],
             "made_with": _made_with(),
         }
-        self._runs: list[dict[str, Any]] = self._record["runs"]
+        self._runs: dict[int, dict[str, Any]] = {}
+        """By seed."""
 
     @property
     def name(self) -> str:
         """Of the run; with the number that it got where it is written."""
         return str(self._record["name"])
 
+    @property
+    def left(self) -> list[int]:
+        """Seeds that were asked for and are not over, in their order."""
+        ended = {seed for seed, run in self._runs.items() if run["state"] != INTERRUPTED}
+        return [seed for seed in self._record["asked"]["seeds"] if seed not in ended]
+
+    def resume(self) -> None:
+        """Go on with the record of that name, where there is one: what is over in it is over.
+
+        Raises AggregatorError where it was made with other settings, options or versions.
+        """
+        path = self._place(self.name)
+        if not path.exists():
+            return
+        before = SimulationRecord.read(path)
+        ours = SimulationRecord(json.loads(json.dumps(finite(self._record), default=str)))
+        for name, (theirs, own) in differing([before, ours]).items():
+            if name != "seeds":
+                raise AggregatorError(
+                    f"{path} cannot be gone on with: {name} was {_spelt(theirs)} and is "
+                    f"{_spelt(own)}; leave --resume out, or name the run otherwise"
+                )
+        self._path = path
+        self._record["began_unix_seconds"] = before.summary(path, self._now()).unix_seconds
+        over = [run for run in before.runs if run.get("state") in (FINISHED, STOPPED_EARLY)]
+        self._runs = {int(run["seed"]): dict(run) for run in over}
+        asked = self._record["asked"]
+        asked["seeds"] = sorted({*asked["seeds"], *self._runs})
+
     def begin(self, seed: int, popularity: Iterable[Figure] = ()) -> None:
         """A run begins. ``popularity``: what the most popular items alone would reach."""
         self._record.setdefault("began_unix_seconds", self._now())
         figures = [as_json(each) for each in popularity]
         run = {"seed": seed, "state": INTERRUPTED, "rounds": [], "took": []}
-        self._runs.append({**run, "popularity": {"figures": figures}})
+        self._runs[seed] = {**run, "popularity": {"figures": figures}}
 
-    def add(self, played: PlayedRound) -> None:
+    def add(self, seed: int, played: PlayedRound) -> None:
         """A round of the run was played."""
-        values = asdict(played)
-        self._runs[-1]["took"].append({"processor_seconds": values.pop("processor_seconds")})
+        run, values = self._runs[seed], asdict(played)
+        run["took"].append({"processor_seconds": values.pop("processor_seconds")})
         del values["earlier"]
-        rounds = self._runs[-1]["rounds"]
-        rounds.append(values | self._told(played.figures))
+        run["rounds"].append(values | self._told(played.figures))
         for number, figures in played.earlier.items():
-            rounds[number - 1] |= self._told(figures)
+            run["rounds"][number - 1] |= self._told(figures)
         began = self._clock.now()
         if began >= self._write_at:
             self.write()
@@ -302,37 +333,44 @@ class Recorder:
             "compared": None if served is None else served.stage,
         }
 
-    def end(self, state: str, figures: Iterable[Figure], version: int, model_sha256: str) -> None:
+    def end(
+        self, seed: int, state: str, figures: Iterable[Figure], version: int, model_sha256: str
+    ) -> None:
         """The run ended. ``figures``: of its newest version."""
-        self._runs[-1].update(
+        self._runs[seed].update(
             state=state,
             model_sha256=model_sha256,
             newest={"version": version, "figures": [as_json(each) for each in figures]},
         )
-
-    def finish(self) -> None:
-        """All that was asked for was done."""
-        self._record["state"] = FINISHED
+        self.write()
 
     def made(self) -> SimulationRecord:
         """What there is so far."""
-        return SimulationRecord(self._record)
+        return SimulationRecord(self._values)
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        runs = [self._runs[seed] for seed in sorted(self._runs)]
+        return {**self._record, "state": INTERRUPTED if self.left else FINISHED, "runs": runs}
 
     def write(self) -> Path | None:
         """Where the record now is, whole; None where nothing was played. No other is replaced."""
-        if not any(run["rounds"] for run in self._runs):
+        if not any(run["rounds"] for run in self._runs.values()):
             return None
         if self._path is None:
-            self._path = self._claimed(self._record["name"])
+            self._path = self._claimed(self.name)
             self._record["name"] = self._path.stem
-        text = json.dumps(finite(self._record), indent=1, sort_keys=True, allow_nan=False)
+        text = json.dumps(finite(self._values), indent=1, sort_keys=True, allow_nan=False)
         write_atomically(self._path, f"{text}\n".encode())
         return self._path
+
+    def _place(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
 
     def _claimed(self, name: str) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)
         for number in count(1):
-            path = self._folder / f"{name if number == 1 else f'{name}-{number}'}.json"
+            path = self._place(name if number == 1 else f"{name}-{number}")
             try:
                 path.open("x").close()
             except FileExistsError:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import DeviceReport, Figure, what_it_brings, what_serves
@@ -25,16 +26,42 @@ from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.evaluation import metric_of
 from aggregator.task.file import Task
 from device_sdk.artifact import read_manifest
+from device_sdk.errors import DeviceError
+from device_sdk.runtime.providers import candidates
 from device_sdk.system.clock import Clock
 from device_sdk.tables.options import reading_of
+from device_sdk.trainer import Trainer
 from device_sdk.wire.publish.report import ItemCount
 
 Show = Callable[[str], None]
 _SHOWN_EVERY_SECONDS = 0.5
+_LONGEST_NAME = 200
 MakeDevices = Callable[[DeviceSettings], VirtualDevices]
 
 
-@dataclass
+class Began(NamedTuple):
+    """A seed's devices are there. ``popularity``: see :meth:`TaskSimulation.popularity`."""
+
+    popularity: tuple[Figure, ...]
+    understood: tuple[str, ...]
+
+
+class Ended(NamedTuple):
+    """A seed's run is over, with all its rounds or early."""
+
+    state: str
+    figures: tuple[Figure, ...]
+    version: int
+    model_sha256: str
+    items: Mapping[int, ItemCount]
+    reports: tuple[str, ...]
+
+
+Event = Began | PlayedRound | Ended
+"""What becomes of a seed's run, one after the other; whoever plays it, the recorder takes it."""
+
+
+@dataclass(eq=False)
 class Simulated:
     """A simulation that can be played.
 
@@ -54,48 +81,37 @@ class Simulated:
     make: MakeDevices
     clock: Clock
     _failure: str = ""
+    _played: int = 0
     _counted: int = 0
     _selected_by: Counter[str] = field(default_factory=Counter)
     _counted_by: Counter[str] = field(default_factory=Counter)
     _figures: dict[int, Sequence[Figure]] = field(default_factory=dict)
     """By seed, of the last round that was evaluated."""
     _understood: tuple[str, ...] = ()
-    _items: dict[int, ItemCount] = field(default_factory=dict)
+    _reports: tuple[str, ...] = ()
+    _items: Mapping[int, ItemCount] = field(default_factory=dict)
 
-    def play(self, show: Show) -> None:
-        """Play every run; ``show`` is told where it is, in a line. What was played is recorded even
-        where this is interrupted. Raises AggregatorError."""
-        for seed in self.asked.seeds:
-            settings = replace(self.settings, fleet=replace(self.settings.fleet, seed=seed))
-            show(f"seed {seed}: the devices' data")
-            devices = WatchedDevices(self.make(settings), show, self.clock)
-            self._understood, self._items = devices.understood, devices.items
-            try:
-                self._play(TaskSimulation(settings, devices), seed, devices.say)
-            finally:
-                devices.close()
-        self.recorder.finish()
+    def play(self, seed: int, show: Show) -> Iterator[Event]:
+        """As :func:`play_seed` does. Nothing is kept of it but by :meth:`take`."""
+        return play_seed(self.settings, self.asked.rounds, seed, self.make, self.clock, show)
 
-    def _play(self, simulation: TaskSimulation, seed: int, show: Show) -> None:
-        show(f"seed {seed}: what the most popular items reach")
-        self.recorder.begin(seed, simulation.popularity())
-        rounds, version = simulation.most_rounds(self.asked.rounds), 0
-        show(f"seed {seed}: round 1 of {rounds}")
-        for played in simulation.rounds(rounds):
-            self.recorder.add(played)
-            self._failure = self._failure or played.failure
-            self._counted += played.counted + played.stale
-            self._selected_by.update(played.selected_by)
-            self._counted_by.update(played.counted_by)
-            if found := _newest(played):
+    def take(self, seed: int, event: Event) -> None:
+        """Record what became of the run of a seed."""
+        if isinstance(event, Began):
+            self._understood = event.understood
+            self.recorder.begin(seed, event.popularity)
+        elif isinstance(event, Ended):
+            self._items, self._reports = event.items, event.reports
+            self.recorder.end(seed, event.state, event.figures, event.version, event.model_sha256)
+        else:
+            self.recorder.add(seed, event)
+            self._failure = self._failure or event.failure
+            self._played += 1
+            self._counted += event.counted + event.stale
+            self._selected_by.update(event.selected_by)
+            self._counted_by.update(event.counted_by)
+            if found := _newest(event):
                 self._figures[seed] = found
-            version = played.version if played.next_version is None else played.next_version
-            if played.number < rounds:
-                show(f"seed {seed}: round {played.number + 1} of {rounds}{_told(played)}")
-        state = STOPPED_EARLY if simulation.stopped else FINISHED
-        model = simulation.model_sha256
-        show(f"seed {seed}: the newest version is evaluated")
-        self.recorder.end(state, simulation.evaluate(), version, model)
 
     def _recipes(self) -> Iterator[str]:
         """How devices trained, of each artifact."""
@@ -109,6 +125,7 @@ class Simulated:
     def remarks(self) -> Iterator[str]:
         """What whoever reads the table should know."""
         yield from self._understood
+        yield from self._reports
         unknown = [each for each in self._items.values() if each.unknown]
         if unknown:
             yield (
@@ -140,7 +157,7 @@ class Simulated:
             )
         if self.task.selector:
             yield "task.only was left aside: virtual devices have no labels"
-        if not self._counted:
+        if self._played and not self._counted:
             yield f"no update was counted: the quorum is {self.task.round.quorum}"
 
     def _compared(self, say: Callable[[Sequence[Figure], str], str]) -> Iterator[str]:
@@ -151,6 +168,37 @@ class Simulated:
         for seed, figures in self._figures.items():
             if sentence := say(figures, metric):
                 yield f"seed {seed}: {sentence}" if len(self._figures) > 1 else sentence
+
+
+def play_seed(
+    settings: DeviceSettings, rounds: int, seed: int, make: MakeDevices, clock: Clock, show: Show
+) -> Iterator[Event]:
+    """Play the run of a seed; ``show`` is told where it is, in a line. Raises AggregatorError."""
+    settings = replace(settings, fleet=replace(settings.fleet, seed=seed))
+    show("the devices' data")
+    devices = WatchedDevices(make(settings), show, clock)
+    try:
+        yield from _play(TaskSimulation(settings, devices), rounds, devices)
+    finally:
+        devices.close()
+
+
+def _play(simulation: TaskSimulation, most: int, devices: WatchedDevices) -> Iterator[Event]:
+    show = devices.say
+    show("what the most popular items reach")
+    yield Began(simulation.popularity(), devices.understood)
+    rounds, version = simulation.most_rounds(most), 0
+    show(f"round 1 of {rounds}")
+    for played in simulation.rounds(rounds):
+        yield played
+        version = played.version if played.next_version is None else played.next_version
+        if played.number < rounds:
+            show(f"round {played.number + 1} of {rounds}{_told(played)}")
+    state = STOPPED_EARLY if simulation.stopped else FINISHED
+    model = simulation.model_sha256
+    show("the newest version is evaluated")
+    figures = simulation.evaluate()
+    yield Ended(state, figures, version, model, devices.items, devices.reports())
 
 
 class WatchedDevices(VirtualDevices):
@@ -185,6 +233,9 @@ class WatchedDevices(VirtualDevices):
 
     def popularity(self) -> list[DeviceReport]:
         return self._devices.popularity()
+
+    def reports(self) -> tuple[str, ...]:
+        return self._devices.reports()
 
     def close(self) -> None:
         self._devices.close()
@@ -223,16 +274,32 @@ def prepare(arguments: argparse.Namespace, clock: Clock, now: Callable[[], float
         pace_seconds=arguments.pace,
         changes=changes,
         classes=speeds.classes,
+        providers=arguments.providers,
     )
+    _require_providers(task, arguments.providers)
     fleet = VirtualFleet(arguments.devices, first, speeds, failures, arguments.pace)
-    return Simulated(
-        task,
-        DeviceSettings(task, arguments.data, fleet, reading_of(arguments)),
-        asked,
-        Recorder(arguments.name or task.name, task, asked, arguments.out, clock, now),
-        _maker(arguments),
-        clock,
+    name = "-".join(filter(None, (arguments.name or task.name, arguments.swept)))
+    if len(name) > _LONGEST_NAME:
+        raise AggregatorError(f"the run's name has {len(name)} characters: give a shorter --name")
+    recorder = Recorder(name, task, asked, arguments.out, clock, now)
+    if arguments.resume:
+        recorder.resume()
+    settings = DeviceSettings(
+        task, arguments.data, fleet, reading_of(arguments), arguments.providers
     )
+    return Simulated(task, settings, asked, recorder, _maker(arguments), clock)
+
+
+def _require_providers(task: Task, providers: str) -> None:
+    """Raises AggregatorError where an artifact of the task does not run there."""
+    if providers == "auto":
+        return
+    try:
+        candidates(providers)
+        for folder in (*task.artifacts, *task.companions):
+            Trainer(folder, providers=providers)
+    except DeviceError as error:
+        raise AggregatorError(f"--providers {providers}: {error}") from None
 
 
 def said_data(arguments: argparse.Namespace) -> str:
@@ -251,6 +318,8 @@ def said_data(arguments: argparse.Namespace) -> str:
 
 def _maker(arguments: argparse.Namespace) -> MakeDevices:
     cluster: str | None = arguments.cluster
+    if cluster is not None and arguments.jobs > 1:
+        raise AggregatorError("--jobs is for processes of this machine; leave it out of --cluster")
     if cluster is None:
         if arguments.workers is not None:
             raise AggregatorError("--workers is for --cluster")

@@ -29,6 +29,7 @@ _OF_A_ROUND = (*_KEPT, "failed", "refused")
 _MOST_SPELT = 40
 _MOST_LINES = 24
 _MOST_COLUMNS = 4
+_MOST_BESIDE = 4
 _MOST_SEEDS = 3
 _MOST_FAULT = 160
 
@@ -155,11 +156,16 @@ def _costs(record: SimulationRecord) -> dict[str, str]:
 
 
 def differences(records: Sequence[SimulationRecord]) -> str:
-    """In which settings, options and versions records differ, a line each."""
+    """In which settings, options and versions records differ, a line each, or a column each."""
+    found = differing(records)
     lines = [
         [printable(name), *("-" if each is None else _spelt(each) for each in said)]
-        for name, said in differing(records).items()
+        for name, said in found.items()
     ]
+    if len(records) > _MOST_BESIDE:  # a line a run, and a column for each that differs
+        names, *rows = zip(*lines, strict=True) if lines else [()]
+        lines = [[each.name, *row] for each, row in zip(records, rows, strict=False)]
+        return tabulate(lines, ["run", *names], tablefmt="plain", disable_numparse=True)
     if not lines:
         return "They differ in no setting: the same task, options, seeds and versions."
     head = ["what differs", *(each.name for each in records)]

@@ -10,5 +10,6 @@ from aggregator.console.pages.learning import LEARNING
 from aggregator.console.pages.models import MODELS
 from aggregator.console.pages.now import NOW
 from aggregator.console.pages.page import ConsolePage
+from aggregator.console.pages.runs import RUNS
 
-PAGES: tuple[ConsolePage[Any], ...] = (NOW, LEARNING, DEVICES, DEVICE, MODELS, AUDIT)
+PAGES: tuple[ConsolePage[Any], ...] = (NOW, LEARNING, DEVICES, DEVICE, MODELS, RUNS, AUDIT)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from aggregator.console.pages.files import as_csv
 from aggregator.console.pages.page import (
     ConsolePage,
     PageFile,
@@ -447,7 +446,7 @@ _FIGURES = (
 def _figures_file(fleet: Fleet, query: PageQuery) -> str:
     task, _ = task_asked(fleet, query)
     found = fleet.evaluations(task, _MOST_IN_FILE)
-    return _as_csv(
+    return as_csv(
         _FIGURES,
         (
             [of.version, of.round, *(getattr(each, name) for name in _FIGURES[2:])]
@@ -462,7 +461,7 @@ def _rounds_file(fleet: Fleet, query: PageQuery) -> str:
     rounds = fleet.rounds(task, _MOST_IN_FILE)
     names = sorted({name for each in rounds for name in each.metrics or {}})
     own = ("round", "version", "next_version", "opened_unix_seconds", "took_seconds", "expected")
-    return _as_csv(
+    return as_csv(
         (*own, "participants", *names),
         (
             [
@@ -472,24 +471,6 @@ def _rounds_file(fleet: Fleet, query: PageQuery) -> str:
             for each in rounds
         ),
     )
-
-
-def _as_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_cell, head))
-    writer.writerows(map(_cell, row) for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: object) -> object:
-    """Empty for what is not defined; a text that a spreadsheet would take for a formula is quoted
-    for it."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    if isinstance(value, str) and value[:1] in "=+-@\t\r" and value:
-        return f"'{value}"
-    return value
 
 
 _TAKES = frozenset({"task", "metric", "compare"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
 import os
 import re
 import secrets
@@ -26,9 +27,11 @@ from aggregator.operate.runs import SimulationRecord
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, VirtualFleet
 from aggregator.simulate.record import Asked, Recorder
-from aggregator.simulate.run import WatchedDevices
+from aggregator.simulate.run import Ended, Event, Simulated, WatchedDevices
 from aggregator.simulate.task_rounds import TaskSimulation
 from aggregator.task.file import read_task
+from device_sdk.errors import ProviderError
+from device_sdk.runtime.providers import candidates
 from device_sdk.system.command_line import INTERRUPTED
 from tests.fakes.ray_head import ray_head
 from tests.fakes.step_clock import StepClock
@@ -174,6 +177,9 @@ def test_ctrl_c_keeps_what_was_played(
     assert record.state == "interrupted" and len(record.rounds(0)) == 1
 
 
+LONG = ["--sweep", f"task.name={'t' * 64}"]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -203,6 +209,16 @@ def test_ctrl_c_keeps_what_was_played(
         (["--run", "a", "--run", "a"], "two runs are named 'a'"),
         (["--run", "a", "--name", "b"], "--name is for one run"),
         (["--csv", "films"], "films is a folder"),
+        (["--sweep", "scatter.columns"], "'scatter.columns' is no KEY=V1,V2"),
+        (["--sweep", "scatter.columns="], "is no KEY=V1,V2"),
+        (["--sweep", "scatter.columns=[4,8]"], "has one value, which is a list"),
+        (["--sweep", "scatter.columns=4,8,4"], "4 stands there twice"),
+        (["--sweep", "scatter.colums=4,8"], "--sweep colums-4: there is no setting scatter.colums"),
+        (["--sweep", "scatter.columns=4,x"], "--sweep columns-x: films/task.toml: scatter.columns"),
+        (["--sweep", "dropout=0.1,2"], "--sweep: '2' is not from 0 to 1"),
+        (["--sweep", f"task.cohort={'c' * 64}", "--name", "n" * 100, *LONG], "a shorter --name"),
+        (["--jobs", "2", "--cluster", "ray"], "--jobs is for processes of this machine"),
+        (["--providers", "nix"], "--providers nix: providers='nix' is unknown"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -219,6 +235,131 @@ def test_what_cannot_begin_leaves_the_record_of_before(folder: Path, example: st
     assert simulate("--devices", "4") == 1
     assert simulate("--data", "films/data.py:nothing") == 1
     assert (folder / "runs/films.json").read_bytes() == before
+
+
+def bits_of(path: Path) -> list[dict[str, Any]]:
+    """The runs of a record, but for what the machine took."""
+    found: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
+    for run in found:
+        del run["took"]
+    return found
+
+
+def test_a_sweep_is_a_run_for_each_combination_and_jobs_change_no_bit(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ["--seeds", "2", "--sweep", "scatter.columns=4,8", "--sweep", "dropout=0,0.2"]
+    capsys.readouterr()
+    assert simulate(*sweep, "--name", "s") == 0
+    out = capsys.readouterr().out
+    names = [f"s-columns-{k}-dropout-{p}" for k in (4, 8) for p in ("0", "0.2")]
+    table = out.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table] == ["run", *names] and table[1].count("±") >= 2
+    assert re.search(r"^scatter.columns +4 +4 +8 +8$", out, re.MULTILINE)
+    assert re.search(r"^dropout +0.0 +0.2 +0.0 +0.2$", out, re.MULTILINE)
+    assert simulate(*sweep, "--name", "s", "--out", "jobs", "--jobs", "3") == 0
+    assert multiprocessing.active_children() == []
+    for name in names:
+        one, other = (bits_of(folder / out / f"{name}.json") for out in ("runs", "jobs"))
+        assert [run["seed"] for run in one] == [0, 1] and one == other
+
+
+def test_values_that_are_lists_and_many_runs(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists = "evaluation.metrics=['hr10_all'],['ndcg10_all']"
+    assert simulate("--sweep", lists, "--sweep", "devices=20,21,22") == 0
+    out = capsys.readouterr().out
+    # A line a run, where they are too many for a column each.
+    assert re.search(r"^films-metrics-no2-devices-22 +\[\"ndcg10_all\"\] .* 22$", out, re.MULTILINE)
+    record = SimulationRecord.read(folder / "runs/films-metrics-no2-devices-22.json")
+    assert record.settings["evaluation.metrics"] == ["ndcg10_all"] and record.devices == 22
+
+
+def test_what_is_over_is_not_played_again(
+    folder: Path, example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take, ended = Simulated.take, list[int]()
+
+    def interrupted(simulated: Simulated, seed: int, event: Event) -> None:
+        if ended:
+            raise KeyboardInterrupt
+        take(simulated, seed, event)
+        ended.extend([seed] if isinstance(event, Ended) else [])
+
+    more = ["--seeds", "3", "--jobs", "2", "--resume"]
+    monkeypatch.setattr(Simulated, "take", interrupted)
+    assert simulate(*more) == INTERRUPTED
+    assert multiprocessing.active_children() == []
+    path = folder / "runs/films.json"
+    (over,) = ended
+    record = json.loads(path.read_text())
+    before = {run["seed"]: run for run in record["runs"]}[over]
+    assert record["state"] == "interrupted" and before["state"] == "finished"
+
+    monkeypatch.setattr(Simulated, "take", take)
+    assert simulate(*more) == 0
+    record = json.loads(path.read_text())
+    assert record["state"] == "finished"
+    assert [run["seed"] for run in record["runs"]] == [0, 1, 2]
+    assert record["runs"][over] == before  # with what it took
+    assert simulate("--seeds", "3", "--name", "whole") == 0
+    assert bits_of(path) == bits_of(folder / "runs/whole.json")
+
+    assert simulate("--resume", "--seeds", "4") == 0  # one more; nothing is left out
+    assert [run["seed"] for run in bits_of(path)] == [0, 1, 2, 3]
+    capsys.readouterr()
+    assert simulate("--resume", "--dropout", "0.1") == 1
+    assert (
+        "films.json cannot be gone on with: dropout was 0.0 and is 0.1" in capsys.readouterr().err
+    )
+    path.write_text("{")
+    assert simulate("--resume") == 1
+    assert "films.json is no record that can be read" in capsys.readouterr().err
+
+
+def test_a_process_that_dies_costs_the_run_it_was_in(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "films/mortal.py").write_text(
+        "import os, signal\nfrom pathlib import Path\nfrom data import devices as living\n"
+        "def devices(count, rng):\n"
+        "    try:\n        Path('died').touch(exist_ok=False)\n"
+        "    except FileExistsError:\n        return living(count, rng)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    more = ["--data", "films/mortal.py:devices", "--seeds", "3", "--jobs", "2"]
+    assert simulate(*more) == 1
+    said = capsys.readouterr()
+    assert re.search(r"films, seed \d: its process was ended by signal 9", said.err)
+    assert "interrupted" in said.out  # the table says how far it is
+    assert len(bits_of(folder / "runs/films.json")) == 2
+    assert simulate(*more, "--resume") == 0
+    assert [run["seed"] for run in bits_of(folder / "runs/films.json")] == [0, 1, 2]
+
+
+def test_a_run_that_fails_leaves_the_others_theirs(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for jobs in ("1", "2"):
+        assert simulate("--sweep", "devices=4,20", "--jobs", jobs, "--out", jobs) == 1
+        said = capsys.readouterr()
+        assert "films-devices-4, seed 0: " in said.err and "round.quorum is 5" in said.err
+        assert [each.name for each in (folder / jobs).glob("*.json")] == ["films-devices-20.json"]
+
+
+def test_what_runs_artifacts_is_recorded_or_refused_before_anything_runs(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cuda", "webgpu", "openvino"):
+        try:
+            candidates(name)
+        except ProviderError:
+            assert simulate("--providers", name, "--name", name) == 1
+            assert f"--providers {name}: {name} cannot be used: " in capsys.readouterr().err
+            assert not (folder / "runs").exists()
+    assert simulate("--providers", "cpu") == 0
+    assert SimulationRecord.read(folder / "runs/films.json").settings["providers"] == "cpu"
 
 
 def test_no_record_is_replaced(
@@ -241,7 +382,7 @@ def test_a_long_run_is_recorded_as_it_grows(folder: Path, example: str) -> None:
     recorder = Recorder("films", task, asked, folder / "runs", clock, lambda: 1.8e9)
     recorder.begin(0)
     for played in TaskSimulation(settings_, settings_.make()).rounds(3):
-        recorder.add(played)
+        recorder.add(0, played)
         clock.sleep(6.0)
     # Whatever ends the process now, two of the rounds are kept: 10 seconds had passed.
     assert len(SimulationRecord.read(folder / "runs/films.json").rounds(0)) == 3

@@ -127,7 +127,7 @@ def test_the_record_tells_which_model_the_sentence_is_of(
     recorder = Recorder("r", task, asked, tmp_path / "runs", MonotonicClock(), lambda: 1.8e9)
     recorder.begin(1)
     for each in rounds:
-        recorder.add(each)
+        recorder.add(1, each)
     path = recorder.write()
     assert path is not None
     told, said = SimulationRecord.read(path).over_alone(0)[ROUNDS - 1], figure(rounds, stage)

@@ -110,10 +110,11 @@ def test_a_version_that_three_of_four_evaluate_late_has_the_figure_of_all_four(
         Asked("", 4, 40, (5,), "", Failures(), 1.0),
         tmp_path,
         MonotonicClock(),
+        lambda: 1.8e9,
     )
     recorder.begin(5)
     for each in rounds:
-        recorder.add(each)
+        recorder.add(5, each)
     told = recorder.made().rounds(0)
     assert [len(each["figures"]) > 0 for each in told] == [each["number"] in made for each in told]
 

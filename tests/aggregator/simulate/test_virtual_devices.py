@@ -127,6 +127,22 @@ def rng_of(published: PublishedRound, device: int) -> np.random.Generator:
     return np.random.default_rng([SEED, int(StreamPurpose.TRAIN), published.manifest.round, device])
 
 
+def test_what_runs_artifacts_is_what_was_asked_for(tmp_path: Path) -> None:
+    asked = replace(array_settings(tmp_path), providers="cpu")
+    devices = played(asked, 1).inner
+    assert isinstance(devices, ArrayDevices)
+    used = {trainer.providers for trainer in devices._trainers.values()}
+    assert used == {("CPUExecutionProvider",)} and devices.reports() == ()
+
+
+def test_why_a_provider_was_left_is_told(tmp_path: Path) -> None:
+    devices = played(array_settings(tmp_path), 1).inner
+    assert isinstance(devices, ArrayDevices)
+    for trainer in devices._trainers.values():
+        trainer._report = "left for the CPU"
+    assert devices.reports() == ("left for the CPU",)
+
+
 def test_scatter_devices_send_what_real_ones_send(tmp_path: Path) -> None:
     settings = scatter_settings(tmp_path)
     catalogue = read_catalogue_file(tmp_path / "items.txt")

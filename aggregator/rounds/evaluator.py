@@ -47,7 +47,10 @@ class Evaluator:
     task: str
     settings: EvaluationSettings | None
     most_age: int = -1
-    _stopped: tuple[int, Evaluated | None] | None = field(default=None, init=False)
+    # Of the newest version, and of how far figures are made: also after a transaction that failed.
+    _stopped: tuple[tuple[int, int | None], Evaluated | None] | None = field(
+        default=None, init=False
+    )
 
     def read(
         self, row: RoundRow, device_id: bytes, part: str, data: bytes
@@ -107,7 +110,6 @@ class Evaluator:
         it, once that is committed.
         """
         facts, found = self.store.facts, []
-        self._stopped = None
         while self.is_due(newest):
             version = facts.evaluated_from or 0
             rounds = self.store.rounds.of_version(version)
@@ -123,7 +125,6 @@ class Evaluator:
     def _drop_before(self, version: int) -> None:
         self.store.facts.evaluated_from = version
         self.store.evaluations.forget(version)
-        self._stopped = None
 
     def _sum_up(self, version: int, round_number: int, revoked: Collection[bytes]) -> str:
         settings = self.settings
@@ -193,15 +194,16 @@ class Evaluator:
         settings = self.settings
         if settings is None or not settings.early_stopping:
             return None
-        if self._stopped is None or self._stopped[0] != version:
-            facts = self.store.facts
+        facts = self.store.facts
+        known = version, facts.evaluated_from
+        if self._stopped is None or self._stopped[0] != known:
             history = [
                 each
                 for each in self.store.evaluations.history(*named(settings.ranking.metric))
                 if facts.replaced_at <= each.version < version
             ]
             self._stopped = (
-                version,
+                known,
                 stalled_since(
                     history,
                     higher_is_better=settings.ranking.higher_is_better,

@@ -289,6 +289,19 @@ def test_rounds_stop_once_though_more_is_said_of_later_versions(
     assert desk.first.aggregation.version == newest
 
 
+def test_a_stop_that_the_store_did_not_take_is_none(make: Callable[..., Desk]) -> None:
+    desk = make("", "least_devices = 1\nearly_stopping = 2")
+    for _ in range(6):
+        desk.round()
+    desk.database.left, desk.database.when = 1, "before"
+    with pytest.raises(Crash):
+        desk.wait(LENGTH)
+    # The process lives on, and nothing of it was written.
+    assert desk.figures == {} and not desk.first.rounds.stopped
+    desk.wait(1)
+    assert sorted(desk.figures) == [0, 1, 2] and desk.first.rounds.stopped
+
+
 def test_the_last_round_s_version_has_figures_while_the_task_rests(
     make: Callable[..., Desk],
 ) -> None:

@@ -34,8 +34,8 @@ class LogLevel(StrEnum):
 
 class JsonFormatter(PrintableFormatter):
     """An object a line: ``ts``, ``level``, ``event``, ``task`` where it is about one, the event's
-    fields, ``message`` (the text), and ``traceback`` where there is one. ``always``: what each
-    object has too."""
+    fields, ``message`` (the text), and ``traceback`` where there is one; in ASCII, for whatever
+    encoding standard error has. ``always``: what each object has too."""
 
     def __init__(self, always: Mapping[str, object]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class JsonFormatter(PrintableFormatter):
             "message": text,
             **({"traceback": below} if below else {}),
         }
-        return json.dumps(said, ensure_ascii=False, allow_nan=False)
+        return json.dumps(said, allow_nan=False)
 
 
 def _moment(unix_seconds: float) -> str:
@@ -86,6 +86,7 @@ class LogSettings:
         handler.setFormatter(JsonFormatter(always) if as_json else PrintableFormatter(text))
         handler.addFilter(add_task)
         logging.basicConfig(level=self.level.upper(), handlers=[handler], force=True)
+        logging.captureWarnings(True)
 
 
 USUAL_LOG = LogSettings()

@@ -48,10 +48,13 @@ _ANOTHER_TRY = ("no-connack", "version")
 _RIGHTS = "give {user} the rights of aggregator/acl.template"
 
 
-def end_of(path: Path) -> float:
-    """When the first of a file's certificates ends. Raises OSError, ValueError."""
-    found = x509.load_pem_x509_certificates(path.read_bytes())
-    return min(each.not_valid_after_utc for each in found).timestamp()
+def ends_of(path: Path) -> list[float]:
+    """When a file's certificates end, in Unix seconds. Raises OSError, ValueError."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError:
+        raise ValueError("it is no plain PEM certificate: openssl x509 -in writes one") from None
+    return [each.not_valid_after_utc.timestamp() for each in found]
 
 
 def validity(part: Aspect, what: str, ends: float, now: float) -> CheckedPart:
@@ -99,11 +102,17 @@ class BrokerCheck:
             yield _TLS.wrong(str(error), "see [broker] in the task file")
             return
         now = self.unix_clock()
-        for name in ("ca_file", "certificate_file"):
-            if (path := getattr(files, name)) is not None:
-                holds = validity(_TLS, f"broker.{name} {path}", end_of(Path(path)), now)
-                if holds.soundness is not Soundness.OK:
-                    yield holds
+        # Of authorities one that holds may do; a chain holds no longer than each part of it.
+        for name, of_all in (("ca_file", max), ("certificate_file", min)):
+            if (path := getattr(files, name)) is None:
+                continue
+            what = f"broker.{name} {path}"
+            try:
+                holds = validity(_TLS, what, of_all(ends_of(Path(path))), now)
+            except (OSError, ValueError) as error:  # it could be used
+                holds = _TLS.warning(f"how long {what} holds cannot be told", str(error))
+            if holds.soundness is not Soundness.OK:
+                yield holds
         try:
             proxy = proxy_for(self.way.url, self.proxy)
             url = replace(self.way.url, path=None)  # a WebSocket's would come behind it

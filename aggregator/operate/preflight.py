@@ -17,7 +17,7 @@ from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError, StoreOutdated
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import current_descriptor, delegation_problem, read_serving_keys
-from aggregator.operate.broker_check import BrokerCheck, end_of, validity
+from aggregator.operate.broker_check import BrokerCheck, ends_of, validity
 from aggregator.operate.checking import Checked, Looking, check_alone, check_files
 from aggregator.operate.health import LEAST_FREE_BYTES
 from aggregator.operate.soundness import Aspect, CheckedPart, Soundness
@@ -199,7 +199,7 @@ class Preflight:
             had = _port(_CONSOLE, *console.place, is_served=is_served)
             if console.certificate is None or had.soundness is not Soundness.OK:
                 return had
-            ends, now = end_of(Path(console.certificate)), self.unix_clock()
+            ends, now = min(ends_of(Path(console.certificate))), self.unix_clock()
             holds = validity(_CONSOLE, f"console.certificate {console.certificate}", ends, now)
             return had if holds.soundness is Soundness.OK else holds
         except (OSError, ValueError) as error:

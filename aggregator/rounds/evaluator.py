@@ -83,7 +83,7 @@ class Evaluator:
         that settles it. What is of a version whose figures are made is dropped: a list of that."""
         told = list(said)
         first = (self.store.facts.evaluated_from or 0) if told else 0
-        self.store.evaluations.note(each for each in told if each[0] >= first)
+        self.store.evaluations.note([each for each in told if each[0] >= first])
         return [each for version, each in told if version < first]
 
     def begin(self, version: int) -> None:

@@ -37,7 +37,7 @@ class _Failed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Player:
+class _JobWorker:
     process: BaseProcess
     connection: Connection
 
@@ -78,7 +78,7 @@ class _Jobs:
     def __init__(self, units: Sequence[Unit], take: Take, show: Show) -> None:
         self._units, self._take, self._show = units, take, show
         self._waiting = deque(units)
-        self._at: dict[Connection, tuple[_Player, Unit]] = {}
+        self._at: dict[Connection, tuple[_JobWorker, Unit]] = {}
         self._context = multiprocessing.get_context("spawn")  # a fork would lack its threads
 
     def play(self, jobs: int) -> Iterator[tuple[Unit, str]]:
@@ -95,14 +95,14 @@ class _Jobs:
             for worker, _ in self._at.values():
                 worker.process.join()
 
-    def _start(self) -> _Player:
+    def _start(self) -> _JobWorker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
-        return _Player(process, ours)
+        return _JobWorker(process, ours)
 
-    def _next(self, worker: _Player) -> None:
+    def _next(self, worker: _JobWorker) -> None:
         """Give the worker the next unit; it ends where there is none."""
         if not self._waiting:
             worker.connection.close()

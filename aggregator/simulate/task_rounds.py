@@ -152,7 +152,7 @@ class _Coming:
         return [came for _, _, _, came in sorted(self._heap)]
 
 
-class _Asked(NamedTuple):
+class _AskedOf(NamedTuple):
     """Whom a round asked for an evaluation, but for those that were heard in it or a later one."""
 
     number: int
@@ -161,10 +161,10 @@ class _Asked(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Said:
+class _SaidOf:
     """What devices said of a version that has no figures yet, by device, and its rounds."""
 
-    rounds: list[_Asked] = field(default_factory=list)
+    rounds: list[_AskedOf] = field(default_factory=list)
     by_device: dict[int, tuple[str, bytes]] = field(default_factory=dict)
 
 
@@ -235,7 +235,7 @@ class TaskSimulation:
         self._attendance = Attendance(KnownHabits(None), task.round)
         self._carried: list[Update] = []
         """Updates of rounds without quorum, which the next one begins with."""
-        self._said: dict[int, _Said] = {}
+        self._said: dict[int, _SaidOf] = {}
         """By version, the oldest first."""
         self._history: list[Evaluated] = []
         self._under_way: list[_UnderWay] = []
@@ -354,7 +354,7 @@ class TaskSimulation:
             for each in self._selected(published)
             if evaluates_in(terms, manifest.sampling_seed, manifest.task, number, device_id(each))
         ]
-        said = _Said()
+        said = _SaidOf()
         for answer in self._devices.round(published, chosen):
             if answer.evaluation:
                 said.by_device[answer.device] = (answer.option, answer.evaluation)
@@ -558,8 +558,8 @@ class TaskSimulation:
                 for each in map(device_id, devices)
                 if evaluates_in(asked, seed, task, number, each)
             )
-        said = self._said.setdefault(manifest.version, _Said())
-        said.rounds.append(_Asked(manifest.round, self._clock_seconds, missing))
+        said = self._said.setdefault(manifest.version, _SaidOf())
+        said.rounds.append(_AskedOf(manifest.round, self._clock_seconds, missing))
 
     def _heard(self, device: bytes, number: int) -> None:
         for said in self._said.values():
@@ -596,7 +596,7 @@ class TaskSimulation:
                 self._history += self._compared(version, number, figures)
         return found
 
-    def _figures(self, said: _Said) -> tuple[Figure, ...]:
+    def _figures(self, said: _SaidOf) -> tuple[Figure, ...]:
         """Of a version that no further device evaluates."""
         asked = self._task.evaluation
         if asked is None or not said.by_device:

@@ -150,6 +150,32 @@ def test_errors_and_odd_numbers_are_json_too(written: io.StringIO) -> None:
     assert stopped["value"] == "inf" and stopped["message"].endswith("(evaluation.early_stopping)")
 
 
+def test_warnings_of_python_are_lines_too_and_readable_in_any_encoding() -> None:
+    code = (
+        "import logging, sys, warnings\n"
+        "from aggregator.events import LogEvent\n"
+        "from aggregator.logs import LogForm, LogSettings\n"
+        "LogSettings(LogForm.JSON).start(logging.StreamHandler(sys.stderr), '%(message)s')\n"
+        "warnings.warn('two\\nlines')\n"
+        "LogEvent.EVALUATED.log(found='caf\\xe9 \\u20ac')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"},
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    warned, found = map(json.loads, done.stderr.splitlines())
+    assert (warned["event"], warned["logger"], warned["level"]) == (
+        "other",
+        "py.warnings",
+        "warning",
+    )
+    assert "UserWarning: two\\nlines" in warned["message"]
+    assert found["found"] == "caf\xe9 \u20ac"
+
+
 def _serve(home: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(home), *options],

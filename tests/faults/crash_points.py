@@ -47,7 +47,7 @@ def _setting(column: str) -> Callable[..., bool]:
     return lambda tasks, number, **to: to.keys() == {column}
 
 
-def _something(table: object, version: int, said: Collection[object]) -> bool:
+def _something(table: object, said: Collection[object]) -> bool:
     return bool(said)
 
 

@@ -90,7 +90,7 @@ def test_one_is_shown_with_all_its_settings_two_with_those_that_differ(fleet: Fl
 def test_nothing_but_what_is_listed_can_be_named(fleet: Fleet, name: str) -> None:
     view = _view(fleet, run=name)
     assert view.fault.startswith(f"there is no run {name!r}") and not view.chosen and view.runs
-    assert "cannot be read" in _view(fleet, run="broken").fault
+    assert "is no record that can be read" in _view(fleet, run="broken").fault
 
 
 def test_what_runs_offer_to_take_away(fleet: Fleet) -> None:

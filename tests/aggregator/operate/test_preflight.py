@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,18 @@ from aggregator.home import AggregatorHome
 from aggregator.operate.checking import Looking
 from aggregator.operate.preflight import Preflight
 from aggregator.operate.soundness import CheckedPart, Soundness
+from device_sdk.device import Device
 from device_sdk.link.events import Message, Subscribed
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
-from tests.brokers.links import MakeLink
+from tests.brokers.links import QUICK, MakeLink
 from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, free_port, password_file
-from tests.fakes.homes import ServeProcess, make_home
+from tests.fakes.array_device import local_data
+from tests.fakes.brisk import BRISK
+from tests.fakes.handmade import linear_artifact
+from tests.fakes.homes import ServeProcess, invite, make_home
+from tests.fakes.killed_rounds import DEVICES
+from tests.fakes.killed_rounds import make_home as fleet_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.servers.fixtures import MakeDatabase
 
@@ -141,6 +148,32 @@ def test_serve_goes_on_undisturbed(tmp_path: Path, broker: Mosquitto, make_link:
         assert serving.stop() == 0
 
 
+def test_rounds_go_on_beside_it(tmp_path: Path, broker: Mosquitto) -> None:
+    """With devices that train: none is refused or disconnected, and each counts in each round."""
+    linear_artifact(tmp_path / "linear")
+    settings = {"epochs": 1, "batch_size": 0, "learning_rate": 0.1}
+    home = fleet_home(tmp_path, broker.url, 0, method="fedavg", settings=settings)
+    serving = ServeProcess(home)
+    serving.start()
+    closed = f"closed: {DEVICES} updates made version"
+    with ExitStack() as stack:
+        stack.callback(serving.kill)
+        for place, code in enumerate(invite(home, DEVICES)):
+            device = Device.enrol(
+                broker.url, code, tmp_path / f"device-{place}", data=local_data(place),
+                pace=BRISK, link_settings=QUICK, timeout_seconds=PATIENCE_SECONDS,
+            )  # fmt: skip
+            stack.callback(device.stop)
+            device.start()
+        wait_until(lambda: closed in serving.log.read_text(), serving.log.read_text)
+        assert wrong(checked(home)) == {}
+        count = serving.log.read_text().count(closed)
+        wait_until(lambda: serving.log.read_text().count(closed) > count + 1, serving.log.read_text)
+        text = serving.log.read_text()
+        assert "taken over" not in text.lower() and "refused" not in text, text
+        assert text.count(" closed: ") == text.count(closed)
+
+
 def test_without_a_broker_the_rest_is_checked(tmp_path: Path) -> None:
     home = make_home(tmp_path, f"mqtt://127.0.0.1:{free_port()}")
     found = checked(home)
@@ -225,6 +258,29 @@ def test_certificates_that_hold(tmp_path: Path, make_mosquitto: MakeMosquitto) -
 def test_a_certificate_that_ends_soon(tmp_path: Path, make_mosquitto: MakeMosquitto) -> None:
     found = checked(Encrypted(tmp_path, make_mosquitto, 3).home)
     assert wrong(found) == {} and warnings(found)["tls"].endswith(": renew it")
+
+
+def test_an_authority_that_has_ended_beside_one_that_holds(
+    tmp_path: Path, make_mosquitto: MakeMosquitto
+) -> None:
+    """As in a bundle, or where the next authority is trusted already."""
+    made = Encrypted(tmp_path, make_mosquitto, 90)
+    ended = Authority(tmp_path, "one of before", days=-1e-3).ca_file.read_bytes()
+    trusts = tmp_path / "test-authority.pem"
+    trusts.write_bytes(ended + trusts.read_bytes())
+    found = checked(made.home)
+    assert wrong(found) == {} and "tls" not in warnings(found)
+
+
+def test_a_certificate_in_a_form_that_openssl_alone_reads(
+    tmp_path: Path, make_mosquitto: MakeMosquitto
+) -> None:
+    made = Encrypted(tmp_path, make_mosquitto, 90)
+    trusts = tmp_path / "test-authority.pem"
+    trusts.write_text(trusts.read_text().replace(" CERTIFICATE", " TRUSTED CERTIFICATE"))
+    found = checked(made.home)
+    assert wrong(found) == {}
+    assert "openssl x509 -in" in warnings(found)["tls"] and str(trusts) in warnings(found)["tls"]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 		"make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(RUN) || "$(PYTHON)" -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt \
-		--editable '.[aggregator,cluster,console,export,demo,simulate,docs,dev]'
+		--editable '.[aggregator,cluster,console,export,demo,simulate,tensorboard,docs,dev]'
 	touch $@
 
 # What the demo needs, in a fraction of the time: no torch, no tools.

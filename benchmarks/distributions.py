@@ -79,6 +79,9 @@ TRIALS = {
         (("tessera-export", "mf", "-o", "model"), ("tessera-export", "inspect", "model")),
     ),
     "simulate": Trial(("aggregator", "simulate"), _SIMULATE),
+    "tensorboard": Trial(
+        ("aggregator", "tensorboard"), (_SIMULATE[0], (*_SIMULATE[1], "--sink", "tensorboard"))
+    ),
 }
 """By extra. Beside these every install is asked for the help and the version of each program."""
 

@@ -200,7 +200,8 @@ RULES = (
     # The one place that has both halves of a method; only commands load it, when they run.
     Rule(
         "aggregator/simulate",
-        frozenset({"aggregator", "device_sdk", "numpy", "tabulate", "matplotlib", "ray"}),
+        frozenset({"aggregator", "device_sdk", "numpy", "tabulate", "matplotlib", "ray"})
+        | {"mlflow", "tensorboardX"},
         frozenset(
             {f"aggregator.{name}" for name in ("cli", "keys", "publish", "serve")}
             | {f"device_sdk.{name}" for name in ("agent", "cli", "device", "home", "link")}

@@ -269,6 +269,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=positive_int, metavar="N", help="with --cluster (default: its CPU cores)"
     )
 
+    parser.add_argument(
+        "--sink",
+        dest="sinks",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="tell runs to tensorboard or mlflow too, or to a sink of a package of yours, as they "
+        "are played; may be repeated",
+    )
     virtual.add_argument(
         "--providers",
         default="auto",
@@ -297,7 +306,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     # It needs what trains on a device, which no other command loads.
     from aggregator.simulate.jobs import Unit, play
-    from aggregator.simulate.run import Simulated, prepare
+    from aggregator.simulate.run import Event, prepare
     from aggregator.simulate.shown import (
         differences,
         parts_table,
@@ -305,6 +314,7 @@ def run(arguments: argparse.Namespace) -> int:
         runs_table,
         write_csv,
     )
+    from aggregator.simulate.sinks import Sinks
 
     if arguments.csv is not None:
         arguments.csv.parent.mkdir(parents=True, exist_ok=True)
@@ -317,11 +327,22 @@ def run(arguments: argparse.Namespace) -> int:
     failed: dict[Unit, str] = {}
     interrupted = False
     with _progress() as show:
+
+        def say(text: str) -> None:
+            show("")
+            print(printable(text), file=sys.stderr)
+
+        def take(simulated: Simulated, seed: int, event: Event) -> None:
+            simulated.take(seed, event)
+            sinks.take(simulated, seed, event)
+
+        sinks = Sinks(dict.fromkeys(arguments.sinks), say)
         try:
-            failed = play(units, arguments.jobs, Simulated.take, show)
+            failed = play(units, arguments.jobs, take, show)
         except KeyboardInterrupt:
             interrupted = True
         finally:
+            sinks.close()
             written = [(each, each.recorder.write()) for each in simulations]
     played = [(simulated, path) for simulated, path in written if path is not None]
     faults = "; ".join(

@@ -367,10 +367,13 @@ def _require_figures(held: _Fields) -> None:
     for each in _maps(held, "figures"):
         each.choice("stage", STAGES)
         each.text("metric", 100)
-        for name in ("part", "value", "over_alone"):
-            if each.take(name, None) is not None:
-                _ = each.text(name, 100) if name == "part" else each.number(name)
+        each.integer("devices", _COUNT)
+        if each.take("part") is not None:
+            each.text("part", 100)
+        if each.take("value") is not None:
+            each.number("value")
         if each.take("over_alone_interval", None) is not None:
+            each.number("over_alone")
             ends = each.array("over_alone_interval")
             if len(ends) != 2 or not all(isinstance(end, float | int) for end in ends):
                 raise each.error("over_alone_interval", "must be two numbers")

@@ -250,7 +250,7 @@ class Recorder:
     ) -> None:
         ranking = task.ranking
         self._metric = metric_of(ranking)
-        self._folder, self._clock, self._now = folder, clock, now
+        self.folder, self._clock, self._now = folder, clock, now
         self._path: Path | None = None
         self._write_at = clock.now() + _WRITE_EVERY_SECONDS
         self._record: dict[str, Any] = {
@@ -321,7 +321,7 @@ class Recorder:
         for number, figures in played.earlier.items():
             run["rounds"][number - 1] |= self._told(figures)
         began = self._clock.now()
-        if began >= self._write_at:
+        if self._path is None or began >= self._write_at:
             self.write()
             took = self._clock.now() - began
             self._write_at = began + max(_WRITE_EVERY_SECONDS, _WRITE_SHARE * took)
@@ -365,10 +365,10 @@ class Recorder:
         return self._path
 
     def _place(self, name: str) -> Path:
-        return self._folder / f"{name}.json"
+        return self.folder / f"{name}.json"
 
     def _claimed(self, name: str) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         for number in count(1):
             path = self._place(name if number == 1 else f"{name}-{number}")
             try:

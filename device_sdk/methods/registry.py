@@ -31,8 +31,9 @@ def method_names(group: str) -> list[str]:
 
 
 @lru_cache
-def load_method(group: str, name: str, *kinds: type) -> Any:
-    """The class that the entry point ``name`` of this group names, imported.
+def load_method(group: str, name: str, *kinds: type, noun: str = "method") -> Any:
+    """The class that the entry point ``name`` of this group names, imported. ``noun``: what the
+    group's are called, for messages.
 
     Raises MethodError where no package offers it, two do, it cannot be imported, it is no subclass
     of any of ``kinds``, or its name could not travel in a message (see
@@ -40,13 +41,13 @@ def load_method(group: str, name: str, *kinds: type) -> Any:
     """
     found = [each for each in _offered(group) if each.name == name]
     if not found:
-        raise MethodError(f"no installed package offers the method {name!r}; {_known(group)}")
+        raise MethodError(f"no installed package offers the {noun} {name!r}; {_known(group)}")
     if len(found) > 1:
         packages = " and ".join(sorted(map(_package, found)))
-        raise MethodError(f"{packages} all offer the method {name!r}: keep one of them installed")
+        raise MethodError(f"{packages} all offer the {noun} {name!r}: keep one of them installed")
     (entry,) = found
     try:
-        require_name("method", name)
+        require_name(noun, name)
     except ValueError as error:
         raise MethodError(f"{_package(entry)} offers what cannot be used: {error}") from None
     try:
@@ -57,14 +58,14 @@ def load_method(group: str, name: str, *kinds: type) -> Any:
         # Whatever somebody else's module does while it is imported.
         moved = isinstance(error, ModuleNotFoundError) and error.name == entry.module
         raise MethodError(
-            f"{_package(entry)} offers the method {name!r} as {entry.value!r}, which cannot be "
+            f"{_package(entry)} offers the {noun} {name!r} as {entry.value!r}, which cannot be "
             f"imported: {in_words(error)}"
             + ("; if its code is newer than its installation, install it anew" if moved else "")
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, kinds)):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise MethodError(
-            f"{_package(entry)} offers the method {name!r} as {entry.value!r}; expected a subclass "
+            f"{_package(entry)} offers the {noun} {name!r} as {entry.value!r}; expected a subclass "
             f"of {expected}"
         )
     return loaded

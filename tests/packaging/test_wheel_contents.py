@@ -13,7 +13,10 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("device_sdk", "aggregator", "export")
-EXTRAS = {"aggregator", "cluster", "console", "export", "demo", "simulate", "dev", "docs"}
+EXTRAS = {
+    *("aggregator", "cluster", "console", "export", "demo", "simulate", "tensorboard"),
+    *("dev", "docs"),
+}
 
 
 @pytest.fixture(scope="module")

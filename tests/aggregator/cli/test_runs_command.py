@@ -156,6 +156,7 @@ def test_what_is_damaged_is_listed_with_the_reason_and_hides_nobody(
     (folder / "foreign.json").write_text('{"name": "left-pad"}')
     (folder / "newer.json").write_text(sound.replace('"format_version": 1', '"format_version": 2'))
     (folder / "changed.json").write_text(sound.replace('"seed": 1', '"seed": "one"'))
+    (folder / "less.json").write_text(sound.replace('"value"', '"values"', 1))
     (folder / "nowhere.json").symlink_to(folder / "absent.json")
     (folder / "folder.json").mkdir()
     (folder / "notes.txt").write_text("not of ours")
@@ -168,6 +169,7 @@ def test_what_is_damaged_is_listed_with_the_reason_and_hides_nobody(
         "foreign": "is no record of tessera-aggregator simulate",
         "newer": "is of format version 2",
         "changed": "is not as simulate writes a record: runs[1].seed",
+        "less": "is not as simulate writes a record: runs[0].newest.figures[0].value is missing",
         "nowhere": "cannot be read: No such file",
         "folder": "is no file",
         "pipe": "is no file",
@@ -190,5 +192,8 @@ def test_whatever_a_record_becomes_the_others_are_listed(folder: Path, data: st.
     (folder / "hurt.json").write_bytes(sound[:place] + put + sound[place + cut :])
     found = {each.name: each for each in runs_in(folder)}
     assert {name for name, each in found.items() if each.state != DAMAGED} >= {"base", "narrow"}
-    assert found["hurt"].state != DAMAGED or found["hurt"].fault
+    damaged = found["hurt"].state == DAMAGED
+    assert bool(found["hurt"].fault) is damaged
     assert main(["runs"]) == 0
+    for more in (["show", "hurt"], ["show", "hurt", "--json"], ["compare", "base", "hurt"]):
+        assert main(["runs", *more, "--csv", "hurt.csv"]) == int(damaged)

@@ -465,7 +465,9 @@ def test_a_record_with_something_else_in_it_is_refused_or_shown(
         "number": 1, "version": 1, "counted": 1, "selected": 2, "late": 0, "silent": 1,
         "crashed": 0, "failed": {}, "refused": {}, "down_bytes": 5, "up_bytes": 5, "seconds": 1.0,
         "began_seconds": 0.0,
-        "figures": [{"stage": "global", "metric": "hr10", "part": None, "value": 0.5}],
+        "figures": [
+            {"stage": "global", "metric": "hr10", "part": None, "devices": 3, "value": 0.5}
+        ],
     }  # fmt: skip
     values: dict[str, Any] = {
         "format": "tessera-simulation", "format_version": 1, "name": "n", "state": "finished",

@@ -315,14 +315,15 @@ class ClusterScene(Scene):
         return self.counters.read(name) + sum(each.read(name) for each in self._counted)
 
     def rest(self) -> None:
-        if self._watch is not None:
-            self._watch.end()
-            self.between, self._watch = self._watch.moments, None
         self._look_after(float("inf"))
         for zombie in list(self._zombies):
             self._bury(zombie)
         for way in self._ways:
             way.mend()
+        if self._watch is not None:
+            # Not before: it may wait for a process that holds the store's lock and is frozen.
+            self._watch.end()
+            self.between, self._watch = self._watch.moments, None
         super().rest()
 
     @staticmethod

@@ -67,6 +67,7 @@ print(json.dumps(answers))
     ],
     ids=["some", "all"],
 )
+@pytest.mark.exhaustive
 def test_artifacts_train_on_webgpu_as_on_the_cpu(names: list[str], count: int) -> None:
     if importlib.util.find_spec("onnxruntime_ep_webgpu") is None:
         pytest.skip("onnxruntime-ep-webgpu is not installed (the extra dev has it)")

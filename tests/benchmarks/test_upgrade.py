@@ -50,7 +50,7 @@ def test_the_page_has_the_table_that_is_printed(capsys: pytest.CaptureFixture[st
 
 @needs_mosquitto
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "run", RUNS, ids=lambda run: f"{run.method} {run.devices}-{run.aggregator}"
 )

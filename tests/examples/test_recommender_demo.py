@@ -119,6 +119,7 @@ def started_demo(tmp_path: Path, *more: str) -> tuple[subprocess.Popen[str], lis
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.exhaustive
 def test_kill_9_leaves_no_child_behind(tmp_path: Path) -> None:
     """With the broker that pip installs, which is as quiet as Mosquitto."""
     process, children = started_demo(tmp_path, "--broker", "amqtt")
@@ -135,6 +136,7 @@ def test_kill_9_leaves_no_child_behind(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.exhaustive
 def test_ctrl_c_stops_every_child_and_shows_what_is_known(tmp_path: Path) -> None:
     process, children = started_demo(tmp_path)
     try:

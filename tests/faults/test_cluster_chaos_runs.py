@@ -46,6 +46,7 @@ def test_a_cluster_loses_nothing_and_counts_nothing_twice(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_cells_of_machines_whose_networks_are_cut(tmp_path: Path) -> None:
     require("postgres")
     if reason := missing():
@@ -56,6 +57,7 @@ def test_two_cells_of_machines_whose_networks_are_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_cells_under_ray(tmp_path: Path) -> None:
     require("postgres")
     pytest.importorskip("ray")

@@ -154,6 +154,7 @@ def test_a_task_that_was_replaced_meanwhile_is_served_at_the_new_broker(
         assert serve.stop() == 0, serve.log.read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_broker_that_cannot_be_reached_is_left_again(
     tmp_path: Path, make_mosquitto: MakeMosquitto
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_broker_that_cannot_be_reached_is_left_again(
     require_each_counted_once(fleet.home)
 
 
+@pytest.mark.exhaustive
 def test_nobody_leaves_the_broker_that_works_for_one_that_is_not_there(
     tmp_path: Path, make_mosquitto: MakeMosquitto, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_serve_waits_for_its_store_whatever_it_was_doing_and_says_so(
     assert counted == closed + waiting, "each is in exactly one version"
 
 
+@pytest.mark.exhaustive
 def test_a_renewed_password_and_a_server_that_stands_still_need_no_restart(
     tmp_path: Path,
     make_mosquitto: MakeMosquitto,

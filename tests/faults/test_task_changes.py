@@ -231,6 +231,7 @@ def is_after(what: str, found: Seen) -> bool:
     return found == BEFORE
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["add", "replace", "retire"])
 def test_a_death_at_any_point_leaves_the_home_before_or_after(
     template: AggregatorHome, tmp_path: Path, what: str

@@ -533,6 +533,7 @@ def ray_environment(folder: Path, home: Path, room: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rays_workers_give_the_same_bits_and_leave_nothing(
     folder: Path, example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from tests.faults.test_moving_brokers import ROUND, Devices, require_each_counte
 from tests.servers.fixtures import MakeDatabase
 
 
+@pytest.mark.exhaustive
 def test_workers_and_devices_move_and_the_old_broker_can_go(
     tmp_path: Path,
     make_mosquitto: MakeMosquitto,

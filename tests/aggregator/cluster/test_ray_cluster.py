@@ -118,6 +118,7 @@ def test_a_standby_finds_the_workers_of_a_coordinator_that_was_killed(
     assert rounds == dict.fromkeys(range(1, ROUNDS + 1), DEVICES)
 
 
+@pytest.mark.exhaustive
 def test_a_takeover_waits_for_no_worker_and_ends_none_that_hangs_for_a_moment(fleet: Fleet) -> None:
     def connected() -> int:
         lines = fleet.log.read_text().splitlines()
@@ -138,6 +139,7 @@ def test_a_takeover_waits_for_no_worker_and_ends_none_that_hangs_for_a_moment(fl
     assert _epochs(fleet) == [1, 1]
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_hangs_holds_up_no_move_to_another_broker(
     fleet: Fleet, make_mosquitto: MakeMosquitto
 ) -> None:

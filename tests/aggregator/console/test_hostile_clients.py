@@ -147,6 +147,7 @@ def test_clients_that_never_say_what_they_want_keep_nobody_out(console: ConsoleP
     wait_until(lambda: _is_served(console))
 
 
+@pytest.mark.exhaustive
 def test_a_header_that_comes_byte_by_byte_is_given_up(console: ConsoleProcess) -> None:
     with _connected(console) as connection:
 
@@ -161,6 +162,7 @@ def test_a_header_that_comes_byte_by_byte_is_given_up(console: ConsoleProcess) -
         wait_until(is_ended, every_seconds=0.5)
 
 
+@pytest.mark.exhaustive
 def test_a_body_that_does_not_come_is_given_up_in_words(console: ConsoleProcess) -> None:
     with _connected(console) as connection:
         connection.sendall(

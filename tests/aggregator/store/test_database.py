@@ -376,6 +376,7 @@ def _die_at(folder: Path, url: str, back: bool, step: int) -> None:
     home.move_store_back() if back else home.move_store()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("back", [False, True])
 def test_a_move_that_is_killed_anywhere_leaves_one_store_and_no_other(
     tmp_path: Path, make_database: MakeDatabase, back: bool

@@ -182,6 +182,7 @@ def write_classifier(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_devices_attend_to_each_other_as_if_nobody_had_died(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
+from collections.abc import Generator
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -105,6 +107,17 @@ def pytest_collectstart() -> None:
 def pytest_runtest_setup() -> None:
     """Nor does what a test draws, weights above all, go by the tests before it on its worker."""
     _seed_torch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """What a command that a test ran made of the log is not the log of the tests after it."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    ran = yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    return ran
 
 
 def pytest_collection_finish() -> None:

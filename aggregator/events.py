@@ -58,6 +58,11 @@ class LogEvent(Enum):
         "{action} by {actor} ({outcome}) is not in {file}, which cannot be written: {problem}",
         "the audit log lacks what was done",
     )
+    METRICS_FAIL = (
+        ERROR,
+        "a question to metrics.port could not be answered",
+        "a mistake of the port's own, and its traceback; whoever asked is told so",
+    )
     # the console beside it
     CONSOLE_SAID = (INFO, "console: {text}", "a line of the console's own")
     CONSOLE_ENDED = (

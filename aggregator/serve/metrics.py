@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hmac
+import io
 import math
 import socket
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
-from threading import Thread
+from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Protocol
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import ends_of, part_name
+from aggregator.events import LogEvent
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
@@ -279,23 +283,72 @@ def registry_of(told: Told) -> CollectorRegistry:
 # The port: /metrics for Prometheus, /healthz and /readyz for whoever restarts and routes.
 
 _PATIENCE_SECONDS = 10.0
-"""How long one who asks may take over each part of his question, or to read the answer."""
+"""How long one who asks may take over his question, and to read the answer."""
+_MOST_ASKING = 32
+_ROOM_SECONDS = 1.0
 _PLAIN = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]
 
 
 class _Port(ThreadingMixIn, WSGIServer):
+    """A thread for each who asks, of whom there are few at a time: where there is no room for one
+    more, whoever came first makes some."""
+
     daemon_threads = True
+    request_queue_size = 128
 
+    def __init__(self, settings: MetricsSettings, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[socket.socket, float] = {}
+        self._changed = Condition()
+        self.address_family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
+        super().__init__((settings.address, settings.port), _Asked)
 
-class _Port6(_Port):
-    address_family = socket.AF_INET6
+    def verify_request(self, request: Any, client_address: object) -> bool:
+        """Whether there is room for it."""
+        with self._changed:
+            if not self._has_room():
+                self._end(min(self._until, key=self._until.__getitem__))
+            has_room = self._changed.wait_for(self._has_room, _ROOM_SECONDS)
+            if has_room:
+                self._until[request] = self._clock() + _PATIENCE_SECONDS
+            return has_room
+
+    def service_actions(self) -> None:
+        """Called twice a second."""
+        now = self._clock()
+        with self._changed:
+            for request in [each for each, until in self._until.items() if until <= now]:
+                self._end(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._changed:
+            self._until.pop(request, None)
+            self._changed.notify()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever asks may hang up; anything else is a mistake of ours."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            LogEvent.METRICS_FAIL.log(error)
+
+    def _has_room(self) -> bool:
+        return len(self._until) < _MOST_ASKING
+
+    def _end(self, request: socket.socket) -> None:
+        """Its thread hears of it, and closes it."""
+        self._until[request] = math.inf
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
 
 class _Asked(WSGIRequestHandler):
-    timeout = _PATIENCE_SECONDS
-
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: anybody may ask."""
+
+    def get_stderr(self) -> Any:
+        """Where it is told whose connection broke: nowhere."""
+        return io.StringIO()
 
 
 def answers(told: Told, token: str | None) -> WSGIApplication:
@@ -329,23 +382,32 @@ def answers(told: Told, token: str | None) -> WSGIApplication:
             return metrics(asked, start)
         return plain(start, HTTPStatus.NOT_FOUND, ["there are /metrics, /readyz and /healthz"])
 
-    return answer
+    def answer_in_any_case(asked: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        try:
+            return answer(asked, start)
+        except Exception as error:
+            LogEvent.METRICS_FAIL.log(error)
+            return plain(start, HTTPStatus.INTERNAL_SERVER_ERROR, ["serve's log says why"])
+
+    return answer_in_any_case
 
 
 @contextmanager
-def serve_metrics(settings: MetricsSettings, told: Told) -> Iterator[int]:
+def serve_metrics(
+    settings: MetricsSettings, told: Told, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[int]:
     """Serve ``GET /metrics``, ``/readyz`` and ``/healthz``; the port. Raises AggregatorError when
     it is taken, for an address that is none of this machine's, and for a token that cannot be
     read."""
     token = settings.token()
-    kind = _Port6 if ":" in settings.address else _Port
     try:
-        server = make_server(settings.address, settings.port, answers(told, token), kind, _Asked)
+        server = _Port(settings, clock)
     except OSError as error:
         raise AggregatorError(
             f"metrics.port {settings.port} at metrics.address {settings.address} cannot be used: "
             f"{error}"
         ) from None
+    server.set_app(answers(told, token))
     thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     try:

@@ -146,7 +146,7 @@ class AggregatorHome:
         identified = self.store_identity.exists()
         if self.store_url is None:
             if identified:
-                where = self.store_identity.read_text().splitlines()[1:]
+                where = self._identity_said.splitlines()[1:]
                 raise AggregatorError(
                     f"{self.folder} has its store in {where[0] if where else 'PostgreSQL'}, and no "
                     "file of its own any more: name it as store under [cluster] in its task file"
@@ -157,7 +157,7 @@ class AggregatorHome:
                 f"{self.folder} has no store in PostgreSQL; make the home anew with one, or leave "
                 "the store's URL out"
             )
-        identity = self.store_identity.read_text().partition("\n")[0].strip()
+        identity = self._identity_said.partition("\n")[0].strip()
         if not identity:
             raise AggregatorError(
                 f"{self.store_identity} is empty, and has to say which store is this home's: put a "
@@ -179,6 +179,11 @@ class AggregatorHome:
             return None
         url = table.get(key) if isinstance(table, dict) else None
         return url if isinstance(url, str) else None
+
+    @property
+    def _identity_said(self) -> str:
+        """What stands in ``store.id``: of no store, where that is no text."""
+        return self.store_identity.read_text(encoding="utf-8", errors="replace")
 
     def _identify(self, database: Database) -> None:
         said = f"{database.identity}\n{database.where}\n"

@@ -6,7 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Thread
@@ -83,9 +83,12 @@ class FleetReader:
                 done: Future[PageReading] = Future()
                 done.set_result(kept)
                 return done
-            found = self._urgent.setdefault(wanted, Future())
-            self._changed.notify()
-            return found
+            if wanted not in self._urgent:
+                asked = self._urgent[wanted] = Future()
+                # Others ask for it, too: who goes away meanwhile cancels nothing.
+                asked.set_running_or_notify_cancel()
+                self._changed.notify()
+            return self._urgent[wanted]
 
     @contextmanager
     def watching(self, wanted: PageWanted, tell: Callable[[], None]) -> Iterator[None]:
@@ -124,18 +127,17 @@ class FleetReader:
     ) -> None:
         began = self._clock()
         fleet, problem = self._open()
-        try:
-            for wanted in dict.fromkeys([*urgent, *watched]):
-                found = self._reading(fleet, problem, wanted)
-                with self._changed:
-                    self._kept[wanted] = found
-                    self._kept.move_to_end(wanted)
-                    while len(self._kept) > _MOST_KEPT:
-                        self._kept.popitem(last=False)
-                if wanted in urgent:
-                    urgent[wanted].set_result(found)
-        finally:
-            if fleet is not None:
+        for wanted in dict.fromkeys([*urgent, *watched]):
+            found = self._reading(fleet, problem, wanted)
+            with self._changed:
+                self._kept[wanted] = found
+                self._kept.move_to_end(wanted)
+                while len(self._kept) > _MOST_KEPT:
+                    self._kept.popitem(last=False)
+            if wanted in urgent:
+                urgent[wanted].set_result(found)
+        if fleet is not None:
+            with suppress(Exception):  # all has been read
                 fleet.close()
         if watched:
             now = self._clock()
@@ -149,8 +151,8 @@ class FleetReader:
         # Anew each time: the store may be moved, or be another's file, while a page is open.
         try:
             return Fleet.open(self._home, actor=_ACTOR, clock=self._unix_clock), ""
-        except (AggregatorError, OSError, *STORE_FAILURES) as error:
-            return None, printable(str(error))
+        except Exception as error:
+            return None, _said(error)
 
     def _reading(self, fleet: Fleet | None, problem: str, wanted: PageWanted) -> PageReading:
         view: object = None
@@ -164,9 +166,14 @@ class FleetReader:
                     and before.view is not None
                 ):
                     view = wanted.page.follow(before.view, view)
-            except (AggregatorError, OSError, *STORE_FAILURES) as error:
-                problem = printable(str(error))
             except Exception as error:  # a page's mistake is no other page's
-                problem = printable(f"this page cannot be made: {in_words(error)}")
+                view, problem = None, _said(error)
         self._number += 1
         return PageReading(view, problem, self._number, self._unix_clock(), self._clock())
+
+
+def _said(error: Exception) -> str:
+    """Why a page shows nothing."""
+    if isinstance(error, (AggregatorError, OSError, *STORE_FAILURES)):
+        return printable(str(error))
+    return printable(f"this page cannot be made: {in_words(error)}")

@@ -125,6 +125,61 @@ def test_a_reader_holds_no_store_open(
         wait_until(lambda: len(closed) == 1)
 
 
+@pytest.mark.parametrize("why", [b"\xff", b""], ids=["no text", "empty"])
+def test_whatever_keeps_the_store_from_being_opened_is_told(
+    console_home: AggregatorHome, why: bytes
+) -> None:
+    console_home.store_identity.write_bytes(why)
+    with _reading(console_home, _Counted(0.0)) as (reader, wanted):
+        found = reader.ask(wanted).result(PATIENCE_SECONDS)
+        assert found.view is None and "has its store in PostgreSQL" in found.problem
+        console_home.store_identity.unlink()
+        assert reader.ask(_other(1)).result(PATIENCE_SECONDS).view == 1
+
+
+def _other(number: int) -> PageWanted:
+    page = ConsolePage("other", "Other", lambda fleet, query: int(query.get("n") or 0))
+    return PageWanted(page, PageQuery((("n", str(number)),)))
+
+
+@pytest.mark.parametrize("error", [OSError("a disk"), RuntimeError("a mistake")])
+@pytest.mark.parametrize("of", ["open_store", "close"])
+def test_a_reader_goes_on_whatever_fails(
+    console_home: AggregatorHome, monkeypatch: pytest.MonkeyPatch, of: str, error: Exception
+) -> None:
+    def fails(self: object) -> None:
+        raise error
+
+    counted, told = _Counted(0.0), threading.Event()
+    with _reading(console_home, counted) as (reader, wanted), reader.watching(wanted, told.set):
+        assert told.wait(PATIENCE_SECONDS)
+        told.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(AggregatorHome if of == "open_store" else SQLiteDatabase, of, fails)
+            counted.now_seconds += 1.0
+            found = reader.ask(wanted).result(PATIENCE_SECONDS)
+            assert (str(error) in found.problem) == (of == "open_store")
+            assert told.wait(PATIENCE_SECONDS), "whoever watches is told as well"
+        assert reader.ask(_other(2)).result(PATIENCE_SECONDS).view == 2
+
+
+def test_who_asks_and_goes_away_takes_it_from_nobody_else(console_home: AggregatorHome) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(fleet: Fleet, query: PageQuery) -> None:
+        began.set()
+        assert goes_on.wait(PATIENCE_SECONDS)
+
+    with _reading(console_home, _Counted(0.0)) as (reader, wanted):
+        reader.ask(PageWanted(ConsolePage("slow", "Slow", slow), PageQuery()))
+        assert began.wait(PATIENCE_SECONDS)
+        first, second = reader.ask(wanted), reader.ask(wanted)
+        first.cancel()  # as asyncio does with a request whose client is gone
+        goes_on.set()
+        assert second.result(PATIENCE_SECONDS).view == 1
+        assert reader.ask(_other(3)).result(PATIENCE_SECONDS).view == 3
+
+
 # Streams, as browsers have them.
 
 

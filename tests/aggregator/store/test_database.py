@@ -292,9 +292,10 @@ def test_a_home_with_a_file_moves_to_a_database(
     with pytest.raises(AggregatorError, match="already"):
         home.move_store_back()
     assert sorted(each.name for each in home.folder.glob("*.new*")) == []
-    (home.folder / "store.id").write_text("of a copy of the home")
-    with pytest.raises(AggregatorError, match="another fleet's"):
-        moved.open_store()
+    for said in (b"of a copy of the home", b"\xff\0"):
+        home.store_identity.write_bytes(said)
+        with pytest.raises(AggregatorError, match="another fleet's"):
+            moved.open_store()
 
 
 _SECRETS = (b"admission".ljust(32, b"k"), b"group".ljust(32, b"k"), b"a body" * 900)

@@ -143,9 +143,9 @@ class ConsoleProcess:
 
 
 @contextmanager
-def running_console(home: AggregatorHome) -> Iterator[ConsoleProcess]:
-    """The command, at a free port of this machine."""
-    port, log = free_port(), home.folder / "console.log"
+def running_console(home: AggregatorHome, port: int = 0) -> Iterator[ConsoleProcess]:
+    """The command, at a port of this machine; 0: a free one."""
+    port, log = port or free_port(), home.folder / "console.log"
     own = ["console", "--home", str(home.folder), "--address", f"127.0.0.1:{port}"]
     with log.open("ab") as out:
         process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ from aggregator.store.rows import (
     StoredVerdict,
     VersionRow,
 )
-from aggregator.store.versions import MethodCheckpoint
 from device_sdk.evaluation.report import ALONE, STAGES
 from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.report import Details, ItemCount, Report, ReportedOutcome
@@ -35,9 +35,15 @@ def device_id(place: int) -> bytes:
     return place.to_bytes(2, "big") * 8
 
 
-def full_home(folder: Path, now: float, devices: int = 40, versions: int = 30) -> AggregatorHome:
-    """A home that was served, filled by :func:`fill`."""
-    home = make_home(folder, "mqtt://127.0.0.1:1", "quorum = 2", MORE)
+def full_home(
+    folder: Path,
+    now: float,
+    devices: int = 40,
+    versions: int = 30,
+    url: str = "mqtt://127.0.0.1:1",
+) -> AggregatorHome:
+    """A home that was served, filled by :func:`fill`, and can be served again."""
+    home = make_home(folder, url, "quorum = 2", MORE)
     with serving(home):
         pass
     store = home.open_store()
@@ -124,8 +130,10 @@ def _version(
         ),
         model if version > versions - 6 or version == 3 else None,
     )  # fmt: skip
-    state = {"version": np.asarray(version)}
-    store.first.checkpoints.put(MethodCheckpoint("version", number, 0, version, state))
+    served = store.first.checkpoints.get("version")
+    assert served is not None
+    state = {**served.state, "version": np.full_like(served.state["version"], version)}
+    store.first.checkpoints.put(replace(served, round=number, version=version, state=state))
 
 
 def _figure(

@@ -15,6 +15,14 @@ _WAIT_SECONDS = 0.5
 _PRESENCE, _DESCRIPTOR = "presence", "descriptor"
 
 
+def next_start(last_unix_seconds: int | None, now_unix_seconds: int) -> int:
+    """Of a home's next life: after its ``last`` one, whatever the calendar says; None: it had
+    none."""
+    if last_unix_seconds is None:
+        return now_unix_seconds
+    return max(now_unix_seconds, last_unix_seconds + 1)
+
+
 class Fence:
     """Listens to the fleet's own presence and descriptor, and says when we may announce ourselves.
 

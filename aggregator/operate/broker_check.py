@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import numpy as np
 from cryptography import x509
 
 from aggregator.clock import moment_of
+from aggregator.errors import AggregatorError
+from aggregator.keys.fence import Fence
 from aggregator.operate.soundness import Aspect, CheckedPart, Soundness
 from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay, TlsFiles
@@ -29,17 +31,20 @@ from device_sdk.link.events import (
 )
 from device_sdk.link.link import Link
 from device_sdk.link.proxy import proxy_for
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
+    DescriptorTopic,
     DownTopic,
     EnrolAnswerTopic,
     EnrolRequestTopic,
+    PresenceTopic,
     ProbeTopic,
     Topics,
 )
 from device_sdk.wire.seal.keys import RandomBytes, draw
 
-_TLS, _BROKER = Aspect("tls"), Aspect("broker")
+_TLS, _BROKER, _HOME = Aspect("tls"), Aspect("broker"), Aspect("home")
 _SOON_SECONDS = 14 * 86_400
 _FEW_UNACKNOWLEDGED = 256
 _LOOK_SECONDS = 0.1
@@ -67,18 +72,20 @@ def validity(part: Aspect, what: str, ends: float, now: float) -> CheckedPart:
 
 @dataclass(frozen=True)
 class BrokerCheck:
-    """Of one broker. ``topics``: the fleet's; ``seconds``: for each step; ``clock``: monotonic
-    seconds.
+    """Of one broker. ``topics``: the fleet's; ``fence``: what the home's next life would know of
+    others, None without a home; ``seconds``: for each step; ``clock``: monotonic seconds.
 
     Its client id is random, as ``serve``'s are, so it takes nobody's place. It subscribes to what
-    ``serve`` does, and takes in nothing of it; what it publishes goes to topics that nobody reads
-    (ids drawn at random), but for one message to ``serve``'s own probe, which heeds only its own.
+    ``serve`` does, and takes in nothing but what devices are told of their aggregator; what it
+    publishes goes to topics that nobody reads (ids drawn at random), but for one message to
+    ``serve``'s own probe, which heeds only its own.
     The one that is retained is empty: a broker takes that for clearing.
     """
 
     way: BrokerWay
     proxy: str | None
     topics: Topics
+    fence: Fence | None
     clock: Callable[[], float]
     unix_clock: Callable[[], float]
     rng: np.random.Generator
@@ -137,13 +144,14 @@ class BrokerCheck:
     def _connection(self) -> Iterator[CheckedPart]:
         settings = LinkSettings(proxy=self.proxy, connect_timeout_seconds=self.seconds)
         probe = self.topics.write(ProbeTopic())
+        heard = {probe.encode(), *(each.encode() for each in self._fenced())}
         try:
             link = Link(
                 self.way,
                 rng=self.rng,
                 clock=self.clock,
                 settings=settings,
-                admits=lambda topic: topic == probe.encode(),
+                admits=heard.__contains__,
             )
         except ValueError as error:
             yield _BROKER.wrong(str(error), "see [broker] in the task file")
@@ -153,11 +161,21 @@ class BrokerCheck:
         finally:
             link.stop()
 
+    def _fenced(self) -> Mapping[str, Callable[[bytes], None]]:
+        """Who hears what is retained of the fleet's aggregator, by topic."""
+        if self.fence is None:
+            return {}
+        return {
+            self.topics.write(DescriptorTopic()): self.fence.heard_descriptor,
+            self.topics.write(PresenceTopic()): self.fence.heard_presence,
+        }
+
     def _talk(self, link: Link, probe: str) -> Iterator[CheckedPart]:
-        filters = (self.topics.up_filter(), self.topics.write(EnrolRequestTopic()), probe)
+        fenced = self._fenced()
+        filters = (self.topics.up_filter(), self.topics.write(EnrolRequestTopic()), probe, *fenced)
         for each in filters:
             link.subscribe(each)
-        talk = _Talk(link, self.clock, self.seconds)
+        talk = _Talk(link, fenced, self.clock, self.seconds)
         link.start()
         talk.until(lambda: talk.connected is not None)
         if talk.connected is None:
@@ -174,6 +192,11 @@ class BrokerCheck:
             if each not in talk.granted:
                 why = talk.refused.get(each, talk.problem or "no answer")
                 yield _BROKER.wrong(f"it refuses the subscription to {each} ({why})", rights)
+        if self.fence is not None:
+            self.fence.connected()
+            talk.until(self.fence.may_announce)
+            if talk.fenced_off:
+                yield _HOME.wrong(talk.fenced_off)
         nonce = draw(self.random_bytes, 16)
         sent = {
             "down/#": link.publish(self.topics.write(DownTopic(draw(self.random_bytes, 16))), b""),
@@ -222,13 +245,21 @@ def _fate(delivery: Delivery, problem: str) -> str:
 class _Talk:
     """What the broker said so far."""
 
-    def __init__(self, link: Link, clock: Callable[[], float], seconds: float) -> None:
-        self._link, self._clock, self._seconds = link, clock, seconds
+    def __init__(
+        self,
+        link: Link,
+        fenced: Mapping[str, Callable[[bytes], None]],
+        clock: Callable[[], float],
+        seconds: float,
+    ) -> None:
+        self._link, self._fenced, self._clock, self._seconds = link, fenced, clock, seconds
         self.connected: Connected | None = None
         self.problem = ""
         self.granted: set[str] = set()
         self.refused: dict[str, str] = {}
         self.came: set[bytes] = set()
+        self.fenced_off = ""
+        """Why serve would end."""
         self._is_over = False
 
     def until(self, true: Callable[[], bool]) -> bool:
@@ -252,6 +283,12 @@ class _Talk:
                 self.granted.add(event.topic_filter)
             case SubscribeRefused():
                 self.refused[event.topic_filter] = event.detail
+            case Message(topic=topic) if topic in self._fenced:
+                try:
+                    with suppress(WireError):  # nobody's whom a device would heed
+                        self._fenced[topic](event.payload)
+                except AggregatorError as error:
+                    self.fenced_off = self.fenced_off or str(error)
             case Message():
                 self.came.add(event.payload)
             case _:

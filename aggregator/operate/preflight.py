@@ -16,6 +16,7 @@ import numpy as np
 from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError, StoreOutdated
 from aggregator.home import AggregatorHome
+from aggregator.keys.fence import Fence, next_start
 from aggregator.keys.folder import current_descriptor, delegation_problem, read_serving_keys
 from aggregator.operate.broker_check import BrokerCheck, ends_of, validity
 from aggregator.operate.checking import Checked, Looking, check_alone, check_files
@@ -34,6 +35,7 @@ from aggregator.task.file import (
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.system.printable import size
 from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.seal.announcement import new_presence
 from device_sdk.wire.seal.keys import RandomBytes
 
 _FILE, _HOME, _STORE, _SERVE = (
@@ -137,6 +139,21 @@ class Preflight:
         else:
             yield _KEYS.ok(f"the root key's delegation holds until {moment_of(ends)}")
 
+    def _fence(self, store: Store) -> Fence | None:
+        """As the next life here would begin with."""
+        now, last = int(self.unix_clock()), store.facts.started_unix_seconds
+        try:
+            keys = read_serving_keys(self.home, store, self.unix_clock)
+        except _READ_ERRORS:
+            return None  # which was said
+        return Fence(
+            new_presence(next_start(last, now), self.random_bytes),
+            store.facts.announced_unix_seconds,
+            self.home.folder,
+            lambda: [each.descriptor for each in keys],
+            self.clock,
+        )
+
     def _calendar(self, store: Store) -> CheckedPart:
         now, seen = self.unix_clock(), float(store.facts.started_unix_seconds or 0)
         for row in store.tasks.all():
@@ -177,6 +194,7 @@ class Preflight:
                     way,
                     settings.broker.proxy,
                     Topics(settings.broker.prefix),
+                    None if store is None else self._fence(store),
                     self.clock,
                     self.unix_clock,
                     self.rng,
@@ -197,6 +215,10 @@ class Preflight:
     def _console(self, console: ConsoleSettings, *, is_served: bool) -> CheckedPart:
         try:
             had = _port(_CONSOLE, *console.place, is_served=is_served)
+            if had.soundness is Soundness.OK and not self.home.console_file.exists():
+                return _CONSOLE.warning(
+                    "nobody may log in yet", "tessera-aggregator console user add NAME"
+                )
             if console.certificate is None or had.soundness is not Soundness.OK:
                 return had
             ends, now = min(ends_of(Path(console.certificate))), self.unix_clock()

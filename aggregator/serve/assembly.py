@@ -15,7 +15,7 @@ from aggregator.clock import steady_clock
 from aggregator.events import LogEvent, about
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
-from aggregator.keys.fence import Fence
+from aggregator.keys.fence import Fence, next_start
 from aggregator.keys.folder import FleetKeys
 from aggregator.keys.registry import Registry
 from aggregator.publish.mirror import ChunkMirror
@@ -106,8 +106,7 @@ class Whole:
         self, store: Store, now_unix_seconds: int, random_bytes: RandomBytes
     ) -> Presence:
         """A presence that started after all before it in this home, whatever the calendar says."""
-        last = store.facts.started_unix_seconds
-        started = now_unix_seconds if last is None else max(now_unix_seconds, last + 1)
+        started = next_start(store.facts.started_unix_seconds, now_unix_seconds)
         presence = new_presence(started, random_bytes)
         with store.database.transaction():
             store.facts.started_unix_seconds = started  # before anybody hears of it

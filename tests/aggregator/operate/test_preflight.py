@@ -23,6 +23,7 @@ from aggregator.cli import main
 from aggregator.errors import StoreError
 from aggregator.home import AggregatorHome
 from aggregator.operate.checking import Looking
+from aggregator.operate.fleet import Fleet
 from aggregator.operate.preflight import Preflight
 from aggregator.operate.soundness import CheckedPart, Soundness
 from device_sdk.device import Device
@@ -322,6 +323,44 @@ def test_a_clock_before_what_the_store_has_seen(tmp_path: Path, broker: Mosquitt
     assert "rotate keys" in wrong(later)["keys"]
 
 
+def test_a_home_from_a_backup_that_serve_would_not_go_on_with(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    home = make_home(tmp_path, broker.url)
+    copy = AggregatorHome(tmp_path / "copy" / home.folder.name)
+    serving = ServeProcess(home)
+    for life in (1, 2):  # the copy knows nothing of the second
+        serving.start()
+        serving.await_connections(life)
+        assert serving.stop() == 0
+        if life == 1:
+            shutil.copytree(home.folder, copy.folder)
+    assert wrong(checked(home)) == {}
+    ended = ServeProcess(copy)
+    ended.start()
+    wait_until(lambda: "this home is a copy" in ended.log.read_text(), ended.log.read_text)
+    ended.kill()
+    found = wrong(checked(copy))
+    assert found.keys() == {"home"} and "this home is a copy, or was restored" in found["home"]
+    with Fleet.open(copy.folder) as fleet:
+        fleet.restored(after=int(time.time()))
+    assert wrong(checked(copy)) == {}
+
+
+def test_a_console_that_lets_nobody_in(tmp_path: Path, broker: Mosquitto) -> None:
+    pytest.importorskip("argon2")
+    home = make_home(tmp_path, broker.url)
+    with home.task_file.open("a") as file:
+        file.write(f'[console]\naddress = "127.0.0.1:{free_port()}"\n')
+    found = warnings(checked(home))["console"]
+    assert "nobody" in found and "tessera-aggregator console user add" in found
+    password = tmp_path / "password"
+    password.write_text("correct horse battery\n")
+    adding = ("user", "add", "anna", "--password-file", str(password))
+    assert main(["console", *adding, "--home", str(home.folder)]) == 0
+    assert "console" not in warnings(checked(home))
+
+
 @pytest.mark.parametrize("part", ["metrics", "console"])
 def test_a_port_that_is_taken(tmp_path: Path, broker: Mosquitto, part: str) -> None:
     home = make_home(tmp_path, broker.url)
@@ -371,6 +410,7 @@ from pathlib import Path
 import numpy as np
 from aggregator.home import AggregatorHome
 from aggregator.operate.checking import Looking
+from aggregator.operate.fleet import Fleet
 from aggregator.operate.preflight import Preflight
 
 home = AggregatorHome(Path(sys.argv[1]))

@@ -34,6 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tabulate import tabulate
 
 from aggregator.console.reader import LEAST_SECONDS
+from aggregator.serve.beside import READY, console_command
 from benchmarks.aggregator.serving import Served, cpu_seconds, serving
 from benchmarks.harness import RESULTS, StoredRuns
 
@@ -189,38 +190,27 @@ class _Console:
 
 @contextmanager
 def _console(folder: Path) -> Iterator[_Console]:
-    """The command's, over the home that :func:`serving` made."""
-    home, password = str(folder / "home"), folder / "password"
+    """As ``serve`` starts it, over the home that :func:`serving` made."""
+    home, password, log = folder / "home", folder / "password", folder / "console.log"
     password.write_text(f"{_PASSWORD}\n")
-    command = [sys.executable, "-m", "aggregator.cli", "console"]
-    user = ["user", "add", "eve", "--password-file", str(password)]
-    subprocess.run([*command, *user, "--home", home], check=True, stdout=subprocess.DEVNULL)
+    user = ["console", "user", "add", "eve", "--password-file", str(password)]
+    made = [sys.executable, "-m", "aggregator.cli", *user, "--home", str(home)]
+    subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = folder / "console.log"
+    command = [*console_command(home, home / "task.toml"), "--address", f"127.0.0.1:{port}"]
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, "--home", home, "--address", f"127.0.0.1:{port}"], stdout=file, stderr=file
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file)
     try:
         until = time.monotonic() + _PATIENCE_SECONDS
-        while not _answers(port):
+        while READY.encode() not in log.read_bytes():
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the console did not come up: {log.read_text()[-3000:]}")
             time.sleep(0.05)
         yield _Console(port, process.pid)
     finally:
-        process.terminate()
-        process.wait(_PATIENCE_SECONDS)
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
+        process.communicate(timeout=_PATIENCE_SECONDS)
 
 
 def _logged_in(port: int) -> str:

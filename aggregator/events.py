@@ -308,7 +308,12 @@ class LogEvent(Enum):
         "once of each device, with what counts",
     )
     FIRST_VERSION = (INFO, "the first version is {model}", "a warm start")
-    EVALUATED = (INFO, "{found}", "how good a version is, as devices found out")
+    EVALUATED = (
+        INFO,
+        "version {version}: {found}{figures:unsaid}",
+        "how good a version is, as devices found out; of each of its `figures` the `stage`, "
+        "`metric`, `part` (null: the fleet), `value` and `devices`",
+    )
     EVALUATION_LEFT_OUT = (
         WARNING,
         "an evaluation is left out: {problem}",

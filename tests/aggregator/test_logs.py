@@ -158,7 +158,7 @@ def test_warnings_of_python_are_lines_too_and_readable_in_any_encoding() -> None
         "from aggregator.logs import LogForm, LogSettings\n"
         "LogSettings(LogForm.JSON).start(logging.StreamHandler(sys.stderr), '%(message)s')\n"
         "warnings.warn('two\\nlines')\n"
-        "LogEvent.EVALUATED.log(found='caf\\xe9 \\u20ac')\n"
+        "LogEvent.TASK_NOTED.log(note='caf\\xe9 \\u20ac')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -174,7 +174,7 @@ def test_warnings_of_python_are_lines_too_and_readable_in_any_encoding() -> None
         "warning",
     )
     assert "UserWarning: two\\nlines" in warned["message"]
-    assert found["found"] == "caf\xe9 \u20ac"
+    assert found["note"] == "caf\xe9 \u20ac"
 
 
 def _serve(home: Path, *options: str) -> subprocess.Popen[str]:

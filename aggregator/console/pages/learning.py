@@ -127,6 +127,7 @@ class LearningView:
         tasks: all that there are; ``metrics``: all that ``metric`` may be.
         best, best_by: the best version, and by what; empty where nothing says so.
         brings, serves, note: sentences; empty for none.
+        rounds_drawn, rounds_more: pictures of what rounds say, and names of what is not drawn.
         history: of the last versions; ``figures``: all of the ``newest`` one.
         parts: devices by the part of the model that they trained last, in text.
         asked: what was asked to be compared, and ``fault``: why it cannot be.
@@ -143,6 +144,7 @@ class LearningView:
     note: str
     quality: tuple[LearningPicture, ...]
     rounds_drawn: tuple[LearningPicture, ...]
+    rounds_more: tuple[str, ...]
     history: tuple[VersionFigures, ...]
     newest: int | None
     figures: tuple[FigureLine, ...]
@@ -157,7 +159,7 @@ class LearningView:
 def _read(fleet: Fleet, query: PageQuery) -> LearningView:
     task, tasks = task_asked(fleet, query)
     found, rounds = fleet.evaluations(task, _MOST_DRAWN), fleet.rounds(task, _MOST_DRAWN)
-    training = fleet.training(task)
+    training, said = fleet.training(task), _said(rounds, query)
     metric, metrics = _metrics(found, query)
     newest = found.versions[0].figures if found.versions else ()
     asked, beside, fault = query.get("compare") or "", None, ""
@@ -177,7 +179,8 @@ def _read(fleet: Fleet, query: PageQuery) -> LearningView:
         serves=what_serves(newest, metric) if newest else "",
         note=printable(found.note),
         quality=tuple(_quality(found, metric)),
-        rounds_drawn=tuple(_of_rounds(rounds)),
+        rounds_drawn=tuple(_of_round(rounds, each) for each in said[:_MOST_PICTURES]),
+        rounds_more=said[_MOST_PICTURES:],
         history=tuple(_history(found, metric)),
         newest=found.versions[0].version if found.versions else None,
         figures=tuple(map(_line, newest)),
@@ -275,25 +278,28 @@ def _styles() -> list[str]:
     return [f"{each}{dashed}" for dashed in ("", " dashed") for each in _STYLES][:_MOST_LINES]
 
 
-def _of_rounds(rounds: Sequence[RoundRow]) -> Iterable[LearningPicture]:
-    """A picture for each of what a method says of its rounds, the loss first."""
-    names = dict.fromkeys(name for each in rounds for name in sorted(each.metrics or {}))
-    ordered = sorted(names, key=lambda each: ("loss" not in each, each))
-    for place, name in enumerate(ordered[:_MOST_PICTURES]):
-        points = [
-            (float(each.round), float(each.metrics[name]))
-            for each in reversed(rounds)
-            if each.metrics and math.isfinite(each.metrics.get(name, math.nan))
-        ]
-        called = printable(name)
-        picture = line_chart(
-            f"{called} by round",
-            [Line(called, "fleet" if "loss" in name else "desktop", points)],
-            x_label="round",
-            from_zero=False,
-        )
-        if picture:
-            yield LearningPicture(f"round-{place + 1}", picture)
+def _said(rounds: Sequence[RoundRow], query: PageQuery) -> tuple[str, ...]:
+    """What a method says of its rounds: what was asked for first, then the loss."""
+    names = {
+        name
+        for each in rounds
+        for name, value in (each.metrics or {}).items()
+        if math.isfinite(value)
+    }
+    asked = query.get("said")
+    return tuple(sorted(names, key=lambda each: (each != asked, "loss" not in each, each)))
+
+
+def _of_round(rounds: Sequence[RoundRow], name: str) -> LearningPicture:
+    points = [
+        (float(each.round), float(each.metrics[name]))
+        for each in reversed(rounds)
+        if each.metrics and math.isfinite(each.metrics.get(name, math.nan))
+    ]
+    called = printable(name)
+    line = Line(called, "fleet" if "loss" in name else "desktop", points)
+    drawn = line_chart(f"{called} by round", [line], x_label="round", from_zero=False)
+    return LearningPicture(name, drawn)
 
 
 def _parts(training: FleetTraining) -> Picture:
@@ -430,11 +436,13 @@ def _setting(value: object) -> str:
 
 def _picture(fleet: Fleet, query: PageQuery) -> str:
     view = _read(fleet, query)
-    drawn = {each.name: each.picture for each in (*view.quality, *view.rounds_drawn)}
-    asked = query.get("picture") or "quality"
-    if not drawn.get(asked):
+    said = query.get("said")
+    named = view.rounds_drawn if said else view.quality
+    asked = said or query.get("picture") or "quality"
+    drawn = next((each.picture for each in named if each.name == asked), None)
+    if not drawn:
         raise AggregatorError(f"there is no picture {printable(asked, 40)!r}")
-    return drawn[asked].file()
+    return drawn.file()
 
 
 _FIGURES = (
@@ -473,7 +481,7 @@ def _rounds_file(fleet: Fleet, query: PageQuery) -> str:
     )
 
 
-_TAKES = frozenset({"task", "metric", "compare"})
+_TAKES = frozenset({"task", "metric", "compare", "said"})
 LEARNING = ConsolePage(
     "learning",
     "Learning",

@@ -7,6 +7,7 @@ import io
 import re
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -164,6 +165,45 @@ def test_learning_draws_quality_by_version_part_and_what_federation_brings(fleet
     assert view.costs[0].received == "40.0 kB"
 
 
+def test_what_rounds_say_is_drawn_six_at_a_time_and_the_others_are_named(
+    own_home: AggregatorHome,
+) -> None:
+    store = own_home.open_store()
+    (row,) = store.first.rounds.latest()
+    said = {f"m{place}": float(place) for place in range(6)} | {"a&b": 1.0, "none": float("nan")}
+    store.first.rounds.close(replace(row, participants=3, metrics=said))
+    store.database.close()
+    with Fleet.open(own_home.folder) as fleet:
+        view: LearningView = _view(LEARNING, fleet)
+        assert [each.name for each in view.rounds_drawn] == [
+            "loss",
+            "a&b",
+            "columns",
+            "m0",
+            "m1",
+            "m2",
+        ]
+        assert view.rounds_more == ("m3", "m4", "m5")
+        view = _view(LEARNING, fleet, said="m4")
+        assert [each.name for each in view.rounds_drawn][:3] == ["m4", "loss", "a&b"]
+        assert "round 31: 4</title>" in view.rounds_drawn[0].picture.html
+        assert view.rounds_more == ("m2", "m3", "m5")
+    add_users(own_home)
+    with closing(InProcess(own_home)) as console:
+        vic = console.logged_in("vic")
+        text = vic.get("/learning").text
+        assert "6 of 9 pictures" in text
+        links = re.findall(r'href="(/learning\?[^"]+)#rounds"', text)
+        assert len(links) == 3
+        for name, link in zip(("m3", "m4", "m5"), links, strict=True):
+            there = vic.get(link.replace("&amp;", "&")).text
+            assert f">{name} by round</h3>" in there and f">{name}</a>" not in there
+            assert f"/learning/picture.svg?task=default&amp;said={name}" in there
+        assert f">{name} by round</title>" in vic.get(f"/learning/picture.svg?said={name}").text
+        assert "a&amp;b by round" in vic.get("/learning/picture.svg?said=a%26b").text
+        assert vic.get("/learning/picture.svg?said=none").status_code == 400
+
+
 def test_another_metric_is_drawn_when_it_is_asked_for(fleet: Fleet) -> None:
     assert _view(LEARNING, fleet, metric="ndcg10").quality[0].picture.title == "ndcg10 by version"
     assert _view(LEARNING, fleet, metric="<nothing>").metric == "hr10"
@@ -197,8 +237,11 @@ def test_what_learning_offers_to_take_away(fleet: Fleet) -> None:
     assert float(one["value"]) > 0 and one["over_alone"] == "", "NaN is no figure"
     rounds = list(csv.DictReader(io.StringIO(made["rounds.csv"](fleet, PageQuery()))))
     assert len(rounds) >= VERSIONS and float(rounds[1]["loss"]) > 0
-    for picture in ("quality", "parts", "brings", "round-1"):
-        svg = made["picture.svg"](fleet, PageQuery((("picture", picture),)))
+    for asked in (
+        *(("picture", each) for each in ("quality", "parts", "brings")),
+        ("said", "loss"),
+    ):
+        svg = made["picture.svg"](fleet, PageQuery((asked,)))
         ElementTree.fromstring(svg)
     with pytest.raises(AggregatorError, match="there is no picture"):
         made["picture.svg"](fleet, PageQuery((("picture", "../x"),)))

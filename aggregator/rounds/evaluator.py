@@ -134,7 +134,8 @@ class Evaluator:
         self.store.evaluations.put(version, round_number, figures)
         self.store.versions.note_metrics(version, _metrics(figures))
         metric = metric_of(settings.ranking)
-        told = (in_a_line(figures), what_it_brings(figures, metric), what_serves(figures, metric))
+        brings = what_it_brings(figures, metric, asked=settings.has_control)
+        told = (in_a_line(figures), brings, what_serves(figures, metric))
         return f"version {version}: {'; '.join(filter(None, told))}"
 
     def _figures(

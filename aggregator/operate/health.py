@@ -16,6 +16,7 @@ from threading import Condition, Thread
 from typing import Any
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation import what_it_brings
 from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
@@ -148,6 +149,12 @@ class TaskHealth:
     def metric(self) -> str:
         """That versions are compared by."""
         return metric_of(ranking_of(self._home, self.store.fleet, self.row))
+
+    @cached_property
+    def brings(self) -> str:
+        """What federation does, in a sentence; empty where nobody asked."""
+        found, asked = self.evaluated, self.evaluation is not None and self.evaluation.has_control
+        return "" if found is None else what_it_brings(found.figures, self.metric, asked=asked)
 
     @cached_property
     def rollback(self) -> Rollback:

@@ -289,7 +289,8 @@ class TaskHealth:
             counted = ", ".join(str(each.participants) for each in no_quorum)
             yield (
                 "no-quorum",
-                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates, and "
+                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates with "
+                f"those carried over, of {self.store.log.devices(self.version)} devices, and "
                 f"round.quorum is {self.settings.quorum if self.settings else 1}",
             )
         if self.outcomes:

@@ -212,6 +212,10 @@ bench-recipe: $(STAMP) ## what devices with a few rows of a table learn by the d
 bench-aggregator: $(STAMP) ## updates a second through the aggregator
 	$(RUN) -m benchmarks.aggregator $(ARGS)
 
+.PHONY: bench-console
+bench-console: $(STAMP) ## what open pages of the console cost the aggregator, by turns
+	$(RUN) -m benchmarks.aggregator.open_pages $(ARGS)
+
 .PHONY: bench-cluster
 bench-cluster: $(STAMP) ## what a worker, a coordinator and a device cost (ARGS='--postgres URL')
 	$(RUN) -m benchmarks.cluster $(ARGS)

@@ -38,7 +38,14 @@ from aggregator.operate.moving import FleetBroker
 from aggregator.operate.restoring import begin_generation
 from aggregator.operate.rounds import ReleasedRound, release
 from aggregator.operate.runs import USUAL_FOLDER, RunSummary, SimulationRecord, runs_in
-from aggregator.operate.tasks import STEP_SECONDS, WAIT_SECONDS, TaskChange, TaskSummary, Waited
+from aggregator.operate.tasks import (
+    STEP_SECONDS,
+    WAIT_SECONDS,
+    PauseChange,
+    TaskChange,
+    TaskSummary,
+    Waited,
+)
 from aggregator.operate.training import FleetTraining, timed_of
 from aggregator.operate.versions import FleetEvaluations, FleetVersions, ModelFiles
 from aggregator.store import Store
@@ -298,15 +305,15 @@ class Fleet:
                 raise AggregatorError("no round is held")
         return [each for each in found if each is not None]
 
-    def pause(self, task: str) -> int | None:
-        """Open no further round; the number of the one that ends as usual, if one is open."""
+    def pause(self, task: str) -> PauseChange:
+        """Open no further round; one that is open ends as usual."""
         with self._doing("pause", task=task):
             return tasks.pause(self._store, task)
 
-    def resume(self, task: str) -> None:
+    def resume(self, task: str) -> PauseChange:
         """Open rounds again."""
         with self._doing("resume", task=task):
-            tasks.resume(self._store, task)
+            return tasks.resume(self._store, task)
 
     def add_task(
         self,

@@ -8,14 +8,15 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from threading import Lock
+from threading import Condition, Thread
 from typing import Any
 
 from aggregator.errors import AggregatorError
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
 from aggregator.operate.devices import DeviceState, state_of
@@ -32,7 +33,7 @@ from aggregator.store.rows import DeviceRow, RoundRow, TaskRow, WorkerRow
 from aggregator.task.evaluation import metric_of
 from aggregator.task.file import served_evaluation, served_round, served_selector
 from aggregator.task.request import ReplaceRequest
-from device_sdk.system.printable import ago, printable, size, span
+from device_sdk.system.printable import ago, in_words, printable, size, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,12 +515,19 @@ def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
 
 _SHARE = 0.01
 _LEAST_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
+_FIRST_WAIT_SECONDS = 5.0
+"""Prometheus waits ten seconds."""
+_HANGS_SECONDS = 30.0
 
 
 class ProblemWatch:
     """The problems of a home, looked for anew when that costs no more than a hundredth of the time,
-    whoever asks how often, from any thread. ``clock``: monotonic seconds; ``unix_clock``: Unix
-    seconds."""
+    whoever asks how often, from any thread.
+
+    One thread looks, whom nobody waits for longer than a moment: then what was found last is told.
+    ``clock``: monotonic seconds; ``unix_clock``: Unix seconds.
+    """
 
     def __init__(
         self,
@@ -529,24 +537,53 @@ class ProblemWatch:
     ) -> None:
         self._home, self._clock, self._unix_clock = home, clock, unix_clock
         self._next_seconds = clock()
-        self._last: tuple[FleetProblem, ...] = ()
-        self._lock = Lock()
+        self._last: tuple[FleetProblem, ...] | None = None
+        self._began: float | None = None
+        """When the look began that goes on."""
+        self._changed = Condition()
 
     def __call__(self) -> tuple[FleetProblem, ...]:
-        with self._lock:
-            began = self._clock()
-            if began >= self._next_seconds:
-                self._last = self._look()
-                took = self._clock() - began
-                self._next_seconds = began + max(_LEAST_SECONDS, took / _SHARE)
-            return self._last
+        with self._changed:
+            if self._began is None and self._clock() >= self._next_seconds:
+                self._began = self._clock()
+                Thread(target=self._run, name="problem watch", daemon=True).start()
+            wait_seconds = _FIRST_WAIT_SECONDS if self._last is None else _WAIT_SECONDS
+            self._changed.wait_for(lambda: self._began is None, wait_seconds)
+            last, began = self._last, self._began
+        if last is not None and (began is None or self._clock() - began < _HANGS_SECONDS):
+            return last
+        slow = FleetProblem("store-away", "the store takes long to tell how the fleet does")
+        return (slow, *(each for each in last or () if each.code != slow.code))
+
+    def _run(self) -> None:
+        found = self._look()
+        with self._changed:
+            assert self._began is not None
+            took = self._clock() - self._began
+            self._next_seconds = self._began + max(_LEAST_SECONDS, took / _SHARE)
+            self._last, self._began = found, None
+            self._changed.notify_all()
 
     def _look(self) -> tuple[FleetProblem, ...]:
-        now, reach = self._unix_clock(), read_reach(self._home.live_file)
-        if reach is not None and reach.store_problem:  # it would be waited for here, too
-            return tuple(FleetProblem(*each) for each in reach_problems(reach, now))
+        """Whatever fails in it is a problem, too."""
+        reached: tuple[FleetProblem, ...] = ()
         try:
-            with closing((store := self._home.open_store()).database):
+            now, reach = self._unix_clock(), read_reach(self._home.live_file)
+            if reach is not None:
+                reached = tuple(FleetProblem(*each) for each in reach_problems(reach, now))
+                if reach.store_problem:  # it would be waited for here, too
+                    return reached
+            store = self._home.open_store()
+            try:
                 return tuple(FleetHealth(self._home, store, now, most_rounds=1).problems)
+            finally:
+                with suppress(Exception):  # all has been read
+                    store.database.close()
         except (AggregatorError, *STORE_FAILURES) as error:
-            return (FleetProblem("store-away", printable(str(error))),)
+            return (*reached, FleetProblem("store-away", printable(str(error))))
+        except Exception as error:
+            what = f"how the fleet does cannot be found out: {in_words(error)}"
+            unread = FleetProblem("health-unread", printable(what))
+            if unread not in (self._last or ()):
+                LogEvent.METRICS_FAIL.log(error)
+            return (*reached, unread)

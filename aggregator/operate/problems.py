@@ -50,6 +50,11 @@ KINDS = {
             "`serve` waits for its store, which does not answer",
             "look at the database server; nothing to restart here",
         ),
+        _error(
+            "health-unread",
+            "`serve` could not find out what is wrong with the fleet, if anything is",
+            "mend what it names; where that is nothing of yours, serve's log has the traceback",
+        ),
         _warning(
             "topics-refused",
             "the broker refuses subscriptions that it granted before",

@@ -157,6 +157,11 @@ class Service:
         """The first task as it is served now."""
         return self._parts.first.task
 
+    @property
+    def task_names(self) -> list[str]:
+        """The tasks that are served now, the first one first."""
+        return [name for name, _ in self._parts.tasks.names]
+
     def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
         """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""
         while not stopping():

@@ -113,8 +113,12 @@ def test_another_users_confirmation_is_none(console: InProcess) -> None:
 
 def test_tasks_and_versions(console: InProcess) -> None:
     anna, text = console.logged_in("anna"), task_text(console.home, "air")
-    assert "Task default is paused." in _done(anna, "pause", task="default")
-    assert "opens rounds again" in _done(anna, "resume", task="default")
+    assert "Task default opens no further round." in _done(anna, "pause", task="default")
+    assert "paused already: nothing changes" in _asked(anna, "pause", task="default").text
+    assert "Task default is paused already" in _done(anna, "pause", task="default")
+    assert "Task default opens rounds." in _done(anna, "resume", task="default")
+    assert "not paused: nothing changes" in _asked(anna, "resume", task="default").text
+    assert "Task default is not paused" in _done(anna, "resume", task="default")
     assert "kept for good" in _done(anna, "pin", task="default", version="0")
     assert "as long as the others" in _done(anna, "unpin", task="default", version="0")
     told = _done(anna, "rollback", task="default", version="0")
@@ -127,7 +131,7 @@ def test_tasks_and_versions(console: InProcess) -> None:
         told = _done(anna, "replace", task="air", text=text, now="yes")
         assert "<h2>Done</h2>" in told, told
     assert [each[1] for each in _audit(console)] == [
-        *("pause", "resume", "pin", "unpin", "rollback", "cancel rollback"),
+        *("pause", "pause", "resume", "resume", "pin", "unpin", "rollback", "cancel rollback"),
         *("add task", "replace task"),
     ]
 

@@ -372,8 +372,8 @@ def test_by_keyboard_alone(scene: Scene) -> None:
         page.keyboard.press("Enter")
         page.wait_for_url("**/devices")
         for name, button, said in (
-            ("Pause a task", "Pause it", "is paused"),
-            ("Resume a task", "Resume it", "opens rounds again"),
+            ("Pause a task", "Pause it", "opens no further round"),
+            ("Resume a task", "Resume it", "opens rounds"),
         ):
             _tab_to(page, "Doing")
             page.keyboard.press("Enter")

@@ -101,9 +101,11 @@ def test_tasks_are_added_paused_replaced_and_retired_by_their_texts(home: Aggreg
         assert [each.state for each in fleet.tasks()] == ["active", "not served yet"]
     with serving(home), Fleet.open(home.folder, actor="anna") as fleet:
         assert fleet.wait(added, PATIENCE_SECONDS).is_done
-        fleet.pause("air")
+        assert not fleet.pause("air").before
+        assert fleet.pause("air").before
         assert fleet.tasks()[1].state == "paused"
-        fleet.resume("air")
+        assert not fleet.resume("air").before
+        assert fleet.resume("air").before
         change = fleet.replace_task("air", text=task_text(home, "air", width=4), now=True)
         assert change.notes and fleet.wait(change, PATIENCE_SECONDS).is_done
         assert "columns = 4" in fleet.file_of("air")
@@ -112,7 +114,10 @@ def test_tasks_are_added_paused_replaced_and_retired_by_their_texts(home: Aggreg
     with Fleet.open(home.folder) as fleet:
         assert [(each.action, each.actor) for each in fleet.audit(9)] == [
             (action, "anna")
-            for action in ("add task", "pause", "resume", "replace task", "retire task")
+            for action in (
+                *("add task", "pause", "pause", "resume", "resume"),
+                *("replace task", "retire task"),
+            )
         ]
 
 

@@ -27,6 +27,7 @@ from aggregator.evaluation import (
     what_serves,
 )
 from aggregator.look.charts import Band, Bar, Line, Picture, bar_chart, line_chart
+from aggregator.methods.said import ROUND_METRICS
 from aggregator.operate.comparing import ComparedVersion
 from aggregator.operate.fleet import Fleet
 from aggregator.operate.training import FleetTraining
@@ -50,10 +51,11 @@ _STYLES = ("sensor", "phone", "tablet", "desktop")
 
 @dataclass(frozen=True, slots=True)
 class LearningPicture:
-    """A picture, and the name by which it is taken away."""
+    """A picture, the name by which it is taken away, and what it is of; empty where unknown."""
 
     name: str
     picture: Picture
+    means: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +301,8 @@ def _of_round(rounds: Sequence[RoundRow], name: str) -> LearningPicture:
     called = printable(name)
     line = Line(called, "fleet" if "loss" in name else "desktop", points)
     drawn = line_chart(f"{called} by round", [line], x_label="round", from_zero=False)
-    return LearningPicture(name, drawn)
+    known = ROUND_METRICS.get(name)
+    return LearningPicture(name, drawn, known.means if known else "")
 
 
 def _parts(training: FleetTraining) -> Picture:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from aggregator.console.pages.now import NOW, NowView
 from aggregator.console.pages.page import ConsolePage, PageQuery
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
+from aggregator.methods.said import ROUND_METRICS
 from aggregator.operate.fleet import Fleet
 from aggregator.store.rows import DeviceRow, VersionRow
 from tests.fakes.consoles import InProcess, add_users
@@ -186,13 +188,17 @@ def test_what_rounds_say_is_drawn_six_at_a_time_and_the_others_are_named(
         assert view.rounds_more == ("m3", "m4", "m5")
         view = _view(LEARNING, fleet, said="m4")
         assert [each.name for each in view.rounds_drawn][:3] == ["m4", "loss", "a&b"]
+        m4, loss, *_ = view.rounds_drawn
+        assert m4.means == "" and loss.means == ROUND_METRICS["loss"].means
         assert "round 31: 4</title>" in view.rounds_drawn[0].picture.html
         assert view.rounds_more == ("m2", "m3", "m5")
     add_users(own_home)
     with closing(InProcess(own_home)) as console:
         vic = console.logged_in("vic")
         text = vic.get("/learning").text
-        assert "6 of 9 pictures" in text
+        assert "6 of 9 pictures" in text and '<p class="soft">The devices\' mean loss' in unescape(
+            text
+        )
         links = re.findall(r'href="(/learning\?[^"]+)#rounds"', text)
         assert len(links) == 3
         for name, link in zip(("m3", "m4", "m5"), links, strict=True):

@@ -12,7 +12,7 @@ import pytest
 
 from aggregator.console.pages.learning import LEARNING
 from aggregator.console.pages.page import PageQuery
-from aggregator.evaluation import DeviceReport, Rules, summarise
+from aggregator.evaluation import DeviceReport, Rules, summarise, what_it_brings
 from aggregator.home import AggregatorHome
 from aggregator.operate.fleet import Fleet
 from aggregator.serve.service import Service
@@ -85,3 +85,18 @@ def test_a_share_that_nobody_is_of_is_told_from_one_that_nobody_asked_for(
         view = LEARNING.read(fleet, PageQuery(()))
     assert view.brings.startswith(newest) and bool(view.brings) == bool(newest)
     assert view.note.startswith(UNASKED) if listed == UNASKED else not view.note
+
+
+def test_a_cost_is_told_as_what_it_costs() -> None:
+    """Whoever reads that it costs less than nothing thinks of a gain."""
+    reports = [
+        EvaluationReport(
+            tuple(
+                Evaluation(stage, "accuracy", np.array([100.0, right + place % 2]))
+                for stage, right in zip(STAGES, (40.0, 50.0, 60.0), strict=True)
+            )
+        )
+        for place in range(DEVICES)
+    ]
+    figures = summarise((DeviceReport("", each) for each in reports), Rules(("accuracy",), 3))
+    assert "federation costs 10.0 points (10.0 to 10.0): accuracy" in what_it_brings(figures)

@@ -131,7 +131,7 @@ RULES = (
     Rule(_PICTURE, frozenset({"device_sdk.capability", "matplotlib"})),
     # From the ground up: each may lean on those named, all of them above it in this list.
     Rule("device_sdk/fields.py", frozenset()),
-    _device("artifact", "fields"),
+    _device("artifact", "fields system"),
     _device("system", ""),
     _device("tables", "system"),
     _device("link", "fields system", libraries="numpy paho.mqtt"),

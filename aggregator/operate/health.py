@@ -19,7 +19,7 @@ from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
 from aggregator.operate.devices import DeviceState, state_of
-from aggregator.operate.names import called, called_all, parts_of, ranking_of
+from aggregator.operate.names import called_all, parts_of, ranking_of
 from aggregator.operate.problems import FleetProblem, Severity
 from aggregator.operate.waiting import WaitingRound, known
 from aggregator.rounds.machine import held
@@ -472,13 +472,11 @@ class FleetHealth:
             owners = [each for each in self.devices if each.device_id in used_by]
             times = sum(each.strangers for each in leaked)
             stranger = (leaked[-1].last_stranger or b"").hex()[:16]
-            codes = (
-                "the code of {} was" if len(leaked) == 1 else f"{len(leaked)} codes, of {{}}, were"
-            )
-            what = (
-                f"{codes.format(called_all(owners) or 'nobody')} tried {times} times by another "
-                f"key, last by {stranger}..."
-            )
+            names = called_all(owners) or "nobody"
+            codes = f"the code of {names} was"
+            if len(leaked) > 1:
+                codes = f"{len(leaked)} codes, of {names}, were"
+            what = f"{codes} tried {times} times by another key, last by {stranger}..."
             yield FleetProblem.of_devices("code-leaked", what, owners)
 
     def state_of(self, row: DeviceRow) -> DeviceState:

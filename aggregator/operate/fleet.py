@@ -33,7 +33,7 @@ from aggregator.operate.devices import (
 )
 from aggregator.operate.health import FleetHealth, Rollback
 from aggregator.operate.invitations import UnusedCode
-from aggregator.operate.lookup import device_of, task_of, tasks_of
+from aggregator.operate.lookup import device_of, require_number, task_of, tasks_of
 from aggregator.operate.moving import FleetBroker
 from aggregator.operate.restoring import begin_generation
 from aggregator.operate.rounds import ReleasedRound, release
@@ -52,7 +52,7 @@ from aggregator.store import Store
 from aggregator.store.rows import RoundRow, StoredReport
 from device_sdk.link.broker_url import printed_url
 from device_sdk.system.printable import in_words
-from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.descriptor import SERIAL_LIMIT, Descriptor
 from device_sdk.wire.seal.keys import RandomBytes
 
 
@@ -471,6 +471,7 @@ class Fleet:
     def rotate_keys(self, lives: Lives = USUAL_LIVES, *, after: int = 0) -> Descriptor:
         """New serving keys, as ``rotate keys`` makes them."""
         with self._doing("rotate keys"):
+            require_number("the serial to begin after", after, 0, SERIAL_LIMIT)
             now = int(self._clock())
             return rotate_keys(self.home, self._store, now, self._random_bytes, lives, after=after)
 

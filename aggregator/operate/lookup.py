@@ -7,6 +7,15 @@ from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, TaskRow
 from device_sdk.wire.seal.enrolment_message import without_codes
 
+SECONDS_LIMIT = 2**40
+"""Times are below, and how long something lasts."""
+
+
+def require_number(what: str, value: int, least: int, limit: int) -> None:
+    """``value`` is from ``least`` on and below ``limit``. Raises AggregatorError."""
+    if not least <= value < limit:
+        raise AggregatorError(f"{what} is {value}: expected {least} to {limit - 1}")
+
 
 def device_of(store: Store, text: str) -> DeviceRow:
     """The device of this name, or whose id begins with ``text``.

@@ -9,6 +9,7 @@ from typing import Any
 from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
+from aggregator.operate.lookup import SECONDS_LIMIT, require_number
 from aggregator.serve.successor import (
     ask_for_move,
     call_off,
@@ -48,6 +49,7 @@ def move(
     parts: Mapping[str, Any],
 ) -> None:
     """Ask for a move, as ``Fleet`` says; inside a transaction. Raises AggregatorError."""
+    require_number("the grace in seconds", grace_seconds, 1, SECONDS_LIMIT)
     fleet = read_task(home.task_file).fleet
     require_movable(fleet.cluster)
     named = fleet.broker.way

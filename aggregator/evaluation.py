@@ -122,10 +122,10 @@ def compared(figures: Sequence[Figure], metric: str) -> Figure | None:
     return next((fleet[stage] for stage in stages if stage in fleet), None)
 
 
-def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
+def what_it_brings(figures: Sequence[Figure], metric: str = "", *, asked: bool = False) -> str:
     """Fleet against control arm in a sentence, by the metric's name (default: the first figure's).
-    Empty where nothing was heard of a control arm."""
-    if not any(each.control_devices or each.stage == ALONE for each in figures):
+    Empty where nothing was heard of a control arm and none was ``asked`` for."""
+    if not (asked or any(each.control_devices or each.stage == ALONE for each in figures)):
         return ""
     metric = metric or figures[0].metric
     found = compared(figures, metric)

@@ -98,8 +98,9 @@ _BELOW_THE_CONSOLE = (
     ),
     *("intervals", "store", "task"),
 )
-_PAGES = frozenset({"anyio", "argon2", "h11", "jinja2", "markupsafe", "multipart", "segno"}) | {
-    "starlette",
+_PAGES = frozenset({"anyio", "argon2", "h11", "jinja2", "markupsafe", "segno", "starlette"}) | {
+    "multipart",
+    "python_multipart",
     "uvicorn",
 }
 

@@ -16,6 +16,7 @@ from threading import Condition, Thread
 from typing import Any
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation import what_it_brings
 from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
@@ -150,6 +151,12 @@ class TaskHealth:
         return metric_of(ranking_of(self._home, self.store.fleet, self.row))
 
     @cached_property
+    def brings(self) -> str:
+        """What federation does, in a sentence; empty where nobody asked."""
+        found, asked = self.evaluated, self.evaluation is not None and self.evaluation.has_control
+        return "" if found is None else what_it_brings(found.figures, self.metric, asked=asked)
+
+    @cached_property
     def rollback(self) -> Rollback:
         return Rollback.of(self.store)
 
@@ -282,7 +289,8 @@ class TaskHealth:
             counted = ", ".join(str(each.participants) for each in no_quorum)
             yield (
                 "no-quorum",
-                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates, and "
+                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates with "
+                f"those carried over, of {self.store.log.devices(self.version)} devices, and "
                 f"round.quorum is {self.settings.quorum if self.settings else 1}",
             )
         if self.outcomes:

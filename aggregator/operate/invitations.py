@@ -18,6 +18,8 @@ from aggregator.operate.names import ID_DIGITS, called
 from aggregator.store import Store
 from aggregator.store.rows import TokenRow
 from device_sdk.system.files import flush_file, flush_folder
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.enrolment_message import parse_code, without_codes
 from device_sdk.wire.seal.keys import RandomBytes
 
 DAY_SECONDS = 86_400
@@ -95,8 +97,17 @@ def unused_codes(store: Store, now: int) -> list[UnusedCode]:
     return [UnusedCode.of(row) for row in store.tokens.usable(now)]
 
 
+def code_id_of(text: str) -> str:
+    """The id of a whole code, which tells nothing of its secret; else ``text``, but for what may be
+    the most of a code."""
+    try:
+        return parse_code(text).token_id.hex()
+    except WireError:
+        return without_codes(text)
+
+
 def withdraw(store: Store, code_id: str, now: int) -> UnusedCode:
-    """Delete an unused code, by the first digits of its id: nobody joins with it any more. Raises
+    """Delete an unused code, as ``Fleet`` says: nobody joins with it any more. Raises
     AggregatorError unless it is just one. A device that it was to replace stays revoked."""
     wanted = code_id.strip().lower()
     with store.database.transaction():

@@ -354,15 +354,12 @@ class Service:
         answer_updates(settled, parts.uplink, parts.outgoing, parts.standings)
 
     def _dismiss(self, device_id: bytes) -> None:
-        """A device leaves: it is revoked, as by the operator, and told so by a last receipt."""
+        """A device leaves: it is revoked, as by the operator."""
         parts = self._parts
-        answer = parts.uplink.farewell(device_id)
         with parts.store.database.transaction():
             revoke(parts.store, device_id, int(parts.unix_clock()))
         LogEvent.LEFT.log(device=device_id)
         self._look_again()
-        if answer is not None:
-            parts.outgoing.send(answer.topic, answer.payload)
 
     def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
         for topic, payload in messages:
@@ -417,12 +414,12 @@ class Service:
         """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
         parts.move.require_same()
-        for device_id in parts.registry.refresh():
-            parts.store.devices.forget_told(device_id)  # what came while it was being revoked
-            parts.table.end(device_id)
+        for row in parts.registry.refresh():
+            parts.store.devices.forget_told(row.device_id)  # what came while it was being revoked
+            self._send_all(parts.uplink.farewell(row))
             for task in parts.tasks.served:
-                task.rounds.revoked(device_id)
-            LogEvent.REVOKED.log(device=device_id)
+                task.rounds.revoked(row.device_id)
+            LogEvent.REVOKED.log(device=row.device_id)
         parts.tasks.look_again()
         for task in parts.tasks.served:
             task.rounds.labels_changed()
@@ -469,5 +466,6 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         finished=tuple(row for row in latest if not row.unfinished),
         evaluated=next(iter(task.store.evaluations.latest()), None),
         metric=metric_of(task.task.ranking),
+        control=task.task.has_control,
         stopped=rounds.stopped,
     )

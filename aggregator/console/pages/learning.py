@@ -177,7 +177,7 @@ def _read(fleet: Fleet, query: PageQuery) -> LearningView:
         metrics=metrics,
         best=found.best,
         best_by="" if found.ranking is None else printable(found.ranking.metric),
-        brings=what_it_brings(newest, metric) if newest else "",
+        brings=what_it_brings(newest, metric, asked=found.control) if newest else "",
         serves=what_serves(newest, metric) if newest else "",
         note=printable(found.note),
         quality=tuple(_quality(found, metric)),

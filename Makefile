@@ -109,6 +109,10 @@ artifact: $(STAMP) ## rebuild the artifacts that the wheel carries: the factoris
 docs: $(STAMP) ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
+.PHONY: screenshots
+screenshots: $(STAMP) ## pictures of the console for docs/operating/console.md (needs chromium and mosquitto)
+	$(RUN) -m tests.screenshots
+
 .PHONY: wheel
 wheel: $(STAMP) ## build the wheel into dist/
 	$(RUN) -m build --wheel --no-isolation

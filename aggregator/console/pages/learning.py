@@ -307,7 +307,12 @@ def _of_round(rounds: Sequence[RoundRow], name: str) -> LearningPicture:
 
 def _parts(training: FleetTraining) -> Picture:
     bars = [
-        Bar(printable(part) or "all of the model", "tablet", count, f"{count} devices")
+        Bar(
+            printable(part) or "all of the model",
+            "tablet",
+            count,
+            f"{count} device{'' if count == 1 else 's'}",
+        )
         for part, count in training.parts.items()
     ]
     return bar_chart("What devices trained last", bars)

@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from aggregator.console.pages import PAGES
+from aggregator.console.pages.audit import AUDIT
 from aggregator.console.pages.devices import DEVICE, DEVICES, PAGE_DEVICES, DevicesView
 from aggregator.console.pages.learning import LEARNING, LearningView
 from aggregator.console.pages.models import MODELS, ModelsView
@@ -75,7 +76,7 @@ def test_now_says_whom_the_round_waits_for_and_when_it_closes(fleet: Fleet) -> N
     assert (task.name, task.standing, task.version) == ("default", "learning", VERSIONS)
     found = task.round
     assert found is not None and (found.number, found.counted) == (ROUND, 4)
-    assert found.deadline.endswith("in 60 s")
+    assert found.deadline.endswith("in 60 min")
     told = dict(found.told)
     assert told["waits"].startswith("for 34 of 39 devices: ") and "round.quorum" in told["because"]
     assert len(found.awaited) + found.more_awaited == 34
@@ -120,6 +121,29 @@ def test_a_second_look_tells_how_fast_updates_and_refusals_come(own_home: Aggreg
     # The clock was set back.
     assert follow(third, _now(own_home, -50.0)).measured == ""
     store.database.close()
+
+
+def test_updates_of_rounds_that_are_gone_from_the_page_count_in_its_speed(
+    own_home: AggregatorHome,
+) -> None:
+    """A page that is open for a minute sees more rounds than it shows."""
+    follow = NOW.follow
+    assert follow is not None
+    view = _now(own_home)
+    store = own_home.open_store()
+    (row,) = store.first.rounds.latest()
+    for later in range(1, 41):
+        participants = 10 if later == 1 else 6
+        store.first.rounds.close(
+            replace(row, closed_unix_seconds=START, participants=participants, next_version=99)
+        )
+        row = replace(row, round=row.round + 1)
+        store.first.rounds.add(row)
+        view = follow(view, _now(own_home, later * 2.0))
+    store.database.close()
+    assert (view.measured, view.tasks[0].speed) == ("60 s", "3.0 updates a second")
+    (counted,) = view.tallies[-1].counted.values()
+    assert len(counted) < 40
 
 
 def test_now_tells_of_a_clusters_workers(own_home: AggregatorHome) -> None:
@@ -402,6 +426,17 @@ def test_a_version_that_is_asked_for_is_marked(own_home: AggregatorHome) -> None
         view: ModelsView = _view(MODELS, fleet)
     assert view.awaits and [each.version for each in view.versions if each.awaited] == [28]
     assert view.versions[0].origin == "rollback to 3" and view.rollback
+
+
+# Audit.
+
+
+def test_what_was_done_is_written_as_commands_take_it(own_home: AggregatorHome) -> None:
+    with Fleet.open(own_home.folder) as fleet:
+        fleet.invite(1, name="Hall-new", labels={"site": "north", "line": "b"})
+        (line,) = _view(AUDIT, fleet).lines
+    assert line.action == "invite" and line.is_done
+    assert line.arguments.endswith("name: Hall-new, labels: site=north line=b")
 
 
 # As browsers have them.

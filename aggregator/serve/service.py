@@ -484,5 +484,6 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         finished=tuple(row for row in latest if not row.unfinished),
         evaluated=next(iter(task.store.evaluations.latest()), None),
         metric=metric_of(task.task.ranking),
+        control=task.task.has_control,
         stopped=rounds.stopped,
     )

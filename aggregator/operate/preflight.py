@@ -167,6 +167,7 @@ class Preflight:
             self.home.folder,
             lambda: [each.descriptor for each in keys],
             self.clock,
+            self.unix_clock,
         )
 
     def _calendar(self, store: Store) -> CheckedPart:

@@ -109,6 +109,10 @@ artifact: $(STAMP) ## rebuild the artifacts that the wheel carries: the factoris
 docs: $(STAMP) ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
+.PHONY: screenshots
+screenshots: $(STAMP) ## pictures of the console for docs/operating/console.md (needs chromium and mosquitto)
+	$(RUN) -m tests.screenshots
+
 .PHONY: wheel
 wheel: $(STAMP) ## build the wheel into dist/
 	$(RUN) -m build --wheel --no-isolation
@@ -215,6 +219,10 @@ bench-recipe: $(STAMP) ## what devices with a few rows of a table learn by the d
 .PHONY: bench-aggregator
 bench-aggregator: $(STAMP) ## updates a second through the aggregator
 	$(RUN) -m benchmarks.aggregator $(ARGS)
+
+.PHONY: bench-console
+bench-console: $(STAMP) ## what open pages of the console cost the aggregator, by turns
+	$(RUN) -m benchmarks.aggregator.open_pages $(ARGS)
 
 .PHONY: bench-cluster
 bench-cluster: $(STAMP) ## what a worker, a coordinator and a device cost (ARGS='--postgres URL')

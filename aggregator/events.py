@@ -27,6 +27,11 @@ class LogEvent(Enum):
     """
 
     # serve itself
+    STARTED = (
+        INFO,
+        "Tessera {release} serves {home} over {broker}: {tasks}",
+        "`serve` has begun, with these tasks",
+    )
     STOPPED = (INFO, "stopped", "`serve` has ended, as it was asked to")
     FAILED = (ERROR, "{problem}", "`serve` has ended; with `--log json` only, else it is printed")
     BROKER_CHANGES = (
@@ -200,6 +205,8 @@ class LogEvent(Enum):
     # tasks
     TASK_SERVED = (INFO, "the task is served", "it was added")
     TASK_CHANGED = (INFO, "the settings of the task file are in use", "it was edited")
+    TASK_PAUSED = (INFO, "the task is paused: no further round opens", "`task pause`")
+    TASK_RESUMED = (INFO, "the task is resumed: rounds open again", "`task resume`")
     TASK_REPLACED = (INFO, "the task was replaced: generation {generation}", "`task replace`")
     TASK_RETIRED = (INFO, "the task is retired", "its model and its rounds are deleted")
     TASK_NOTED = (WARNING, "{note}", "its file is served, and may not be what is meant")
@@ -301,7 +308,12 @@ class LogEvent(Enum):
         "once of each device, with what counts",
     )
     FIRST_VERSION = (INFO, "the first version is {model}", "a warm start")
-    EVALUATED = (INFO, "{found}", "how good a version is, as devices found out")
+    EVALUATED = (
+        INFO,
+        "version {version}: {found}{figures:unsaid}",
+        "how good a version is, as devices found out; of each of its `figures` the `stage`, "
+        "`metric`, `part` (null: the fleet), `value` and `devices`",
+    )
     EVALUATION_LEFT_OUT = (
         WARNING,
         "an evaluation is left out: {problem}",

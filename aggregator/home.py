@@ -14,10 +14,11 @@ from typing import Any
 from aggregator.errors import AggregatorError
 from aggregator.store import Database, Store, create_database, open_database
 from aggregator.store.schema import TABLES, Shape
-from device_sdk.system.files import erase_file, write_atomically
+from device_sdk.system.files import erase_file, read_small, write_atomically
 from device_sdk.system.lock import FileLock
 
 _ROWS_AT_ONCE = 16
+_MOST_IDENTITY_BYTES = 64 << 10
 
 
 def copy_store(source: Database, target: Database) -> None:
@@ -183,7 +184,7 @@ class AggregatorHome:
     @property
     def _identity_said(self) -> str:
         """What stands in ``store.id``: of no store, where that is no text."""
-        return self.store_identity.read_text(encoding="utf-8", errors="replace")
+        return read_small(self.store_identity, _MOST_IDENTITY_BYTES).decode(errors="replace")
 
     def _identify(self, database: Database) -> None:
         said = f"{database.identity}\n{database.where}\n"

@@ -92,13 +92,15 @@ _BELOW_THE_CONSOLE = (
         "home",
         "keys",
         "look",
+        "methods.said",
         "models",
         "operate",
     ),
     *("intervals", "store", "task"),
 )
-_PAGES = frozenset({"anyio", "argon2", "h11", "jinja2", "markupsafe", "multipart", "segno"}) | {
-    "starlette",
+_PAGES = frozenset({"anyio", "argon2", "h11", "jinja2", "markupsafe", "segno", "starlette"}) | {
+    "multipart",
+    "python_multipart",
     "uvicorn",
 }
 
@@ -129,7 +131,7 @@ RULES = (
     Rule(_PICTURE, frozenset({"device_sdk.capability", "matplotlib"})),
     # From the ground up: each may lean on those named, all of them above it in this list.
     Rule("device_sdk/fields.py", frozenset()),
-    _device("artifact", "fields"),
+    _device("artifact", "fields system"),
     _device("system", ""),
     _device("tables", "system"),
     _device("link", "fields system", libraries="numpy paho.mqtt"),

@@ -27,6 +27,7 @@ from aggregator.serve.metrics import Snapshot, Told, serve_metrics
 from aggregator.serve.service import Service
 from aggregator.task.file import Task, read_task
 from device_sdk.system.clock import awake_clock
+from device_sdk.system.version import __version__
 
 # Python's garbage collector in a process that serves: less often, and past what stays for good.
 
@@ -178,7 +179,7 @@ class _Ready:
     store was away."""
 
     def __init__(self, stack: ExitStack, home: AggregatorHome, task: Task) -> None:
-        self._stack, self._task = stack, task
+        self._stack, self._home, self._task = stack, home, task
         self._service: Service | None = None
         self._problems = ProblemWatch(home)
         self._turned_seconds = time.monotonic()
@@ -186,6 +187,13 @@ class _Ready:
     def __call__(self, service: Service) -> None:
         is_first, self._service = self._service is None, service
         ease_collector()
+        if is_first:
+            LogEvent.STARTED.log(
+                release=__version__,
+                home=self._home.folder.resolve(),
+                broker=service.link.broker,
+                tasks=service.task_names,
+            )
         metrics = self._task.fleet.metrics
         if is_first and metrics.port:
             told = Told(self._last, self._problems, self._works)

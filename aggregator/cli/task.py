@@ -166,15 +166,12 @@ def _add(fleet: Fleet, arguments: argparse.Namespace) -> int:
 
 
 def _pause(fleet: Fleet, arguments: argparse.Namespace) -> int:
-    last = fleet.pause(arguments.name)
-    ends = "" if last is None else f"; round {last} ends as usual"
-    print(f"task {arguments.name} opens no further round{ends}")
+    print(fleet.pause(arguments.name).said)
     return 0
 
 
 def _resume(fleet: Fleet, arguments: argparse.Namespace) -> int:
-    fleet.resume(arguments.name)
-    print(f"task {arguments.name} opens rounds")
+    print(fleet.resume(arguments.name).said)
     return 0
 
 

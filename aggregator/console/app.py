@@ -45,7 +45,7 @@ def routes_of(console: Console) -> list[Route]:
         route("/do/jobs/{job}", doings.show_job, may=operators),
         route("/do/{deed}", doings.begin, may=operators),
         route("/do/{deed}", doings.go_on, "POST", may=operators),
-        *(route(f"/models/{{version:int}}.{form}", send_model) for form in FORMS),
+        *(route(f"/models/{{version}}.{form}", send_model) for form in FORMS),
         *(Route(f"/static/{name}", _static(*each)) for name, each in _files().items()),
         *(
             route(f"/{page.name}/{file.name}", sent(page, file))

@@ -10,7 +10,7 @@ from typing import Literal
 from aggregator.errors import AggregatorError
 from aggregator.operate.devices import FleetDevice
 from aggregator.operate.fleet import Fleet
-from aggregator.operate.tasks import TaskChange
+from aggregator.operate.tasks import PauseChange, TaskChange
 from device_sdk.system.printable import printable
 
 Values = Mapping[str, str]
@@ -120,9 +120,8 @@ def _explain_invite(fleet: Fleet, values: Values) -> list[str]:
         said.append(f"Whoever joins {' and '.join(filter(None, (named, labelled)))}.")
     if values.get("replaces"):
         device = fleet.device(values["replaces"])
-        said.append(
-            f"{_called(device)} is sent away now, and whoever joins with the code takes its place."
-        )
+        sent = "is sent away now" if device.revoked_unix_seconds is None else "was sent away before"
+        said.append(f"{_called(device)} {sent}, and whoever joins with the code takes its place.")
     return said
 
 
@@ -156,6 +155,8 @@ def _withdraw(fleet: Fleet, values: Values) -> DeedOutcome:
 
 def _explain_revoke(fleet: Fleet, values: Values) -> list[str]:
     device = fleet.device(values["device"])
+    if device.revoked_unix_seconds is not None:
+        return [f"{_called(device)} was sent away before: nothing changes."]
     return [
         f"{_called(device)} is sent away for good: its sessions end at once, and it is refused "
         "from now on.",
@@ -204,26 +205,37 @@ def _release(fleet: Fleet, values: Values) -> DeedOutcome:
     )
 
 
+def _is(state: str, fleet: Fleet, task: str) -> bool:
+    return any(each.state == state for each in fleet.tasks() if each.name == task)
+
+
 def _explain_pause(fleet: Fleet, values: Values) -> list[str]:
+    task = _known(fleet, values)
+    if _is("paused", fleet, task):
+        return [f"Task {task} is paused already: nothing changes."]
     return [
-        f"Task {_known(fleet, values)} opens no further round; the open one ends as usual. "
-        "Devices keep what they have learnt, and recommend and predict as before."
+        f"Task {task} opens no further round; the open one ends as usual. Devices keep what they "
+        "have learnt, and recommend and predict as before."
     ]
 
 
 def _pause(fleet: Fleet, values: Values) -> DeedOutcome:
-    number = fleet.pause(values["task"])
-    ends = "" if number is None else f"; round {number} ends as usual"
-    return DeedOutcome((f"Task {values['task']} is paused{ends}.",))
+    return _paused(fleet.pause(values["task"]))
 
 
 def _explain_resume(fleet: Fleet, values: Values) -> list[str]:
-    return [f"Task {_known(fleet, values)} opens rounds again."]
+    task = _known(fleet, values)
+    if _is("active", fleet, task):
+        return [f"Task {task} is not paused: nothing changes."]
+    return [f"Task {task} opens rounds again."]
 
 
 def _resume(fleet: Fleet, values: Values) -> DeedOutcome:
-    fleet.resume(values["task"])
-    return DeedOutcome((f"Task {values['task']} opens rounds again.",))
+    return _paused(fleet.resume(values["task"]))
+
+
+def _paused(change: PauseChange) -> DeedOutcome:
+    return DeedOutcome((f"{change.said[0].upper()}{change.said[1:]}.",))
 
 
 def _explain_add(fleet: Fleet, values: Values) -> list[str]:

@@ -16,10 +16,11 @@ from starlette.datastructures import UploadFile
 from starlette.responses import RedirectResponse, Response
 
 from aggregator.console.deeds import DEEDS, Deed, DeedOutcome, Values
-from aggregator.console.web import Call, Console
+from aggregator.console.web import Call, Console, store_away
 from aggregator.errors import AggregatorError
 from aggregator.events import LogEvent
 from aggregator.operate.fleet import Fleet
+from aggregator.store import STORE_FAILURES
 from device_sdk.system.printable import in_words, printable
 
 _MOST_JOBS, _MOST_ASKED = 64, 1024
@@ -172,6 +173,8 @@ class Doings:
             )
         except AggregatorError as error:
             job.problem = printable(str(error))
+        except STORE_FAILURES as error:
+            job.problem = store_away(error)
         except Exception as error:
             LogEvent.CONSOLE_FAILS.log(error, what=job.deed.name)
             job.problem = printable(in_words(error))

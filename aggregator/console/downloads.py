@@ -10,12 +10,13 @@ from typing import Any, get_args
 from anyio import to_thread
 from starlette.responses import Response
 
-from aggregator.console.pages.page import ConsolePage, PageFile, PageQuery
+from aggregator.console.pages.page import ConsolePage, PageFile, PageQuery, number_in
 from aggregator.console.web import Answer, Call
 from aggregator.errors import AggregatorError
 from aggregator.models import Format
 from aggregator.operate.fleet import Fleet
 from aggregator.operate.versions import ModelFiles
+from device_sdk.system.printable import printable
 
 FORMS: tuple[Format, ...] = get_args(Format)
 
@@ -23,9 +24,9 @@ FORMS: tuple[Format, ...] = get_args(Format)
 async def send_model(call: Call) -> Response:
     """``/models/VERSION.FORM?task=NAME``: one file, or several in one."""
     form: Format = next(each for each in FORMS if call.request.url.path.endswith(f".{each}"))
-    number = call.request.path_params["version"]
-    if number > 10**9:
-        raise AggregatorError(f"there is no version {number}")
+    said = call.request.path_params["version"]
+    if (number := number_in(said)) is None:
+        raise AggregatorError(f"there is no version {printable(said, 40)}")
     work = partial(_made, call, str(number), call.request.query_params.get("task"), form)
     found = await to_thread.run_sync(work, limiter=call.console.modelling)
     name = f"{found.task}-{found.version}"  # of letters, digits, dots, lines: a task's name

@@ -15,11 +15,12 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from aggregator.errors import AggregatorError
-from device_sdk.system.files import write_atomically
+from device_sdk.system.files import read_small, write_atomically
 from device_sdk.system.lock import FileLock
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LEAST_CHARACTERS, MOST_CHARACTERS = 10, 1024
+_MOST_BYTES = 4 << 20
 _VERSION = 1
 
 
@@ -58,14 +59,16 @@ class ConsoleUsers:
             state = self._path.stat()
             seen = (state.st_ino, state.st_mtime_ns, state.st_size)
             if seen != self._seen:
-                self._found = _read(self._path.read_bytes())
+                self._found = _read(read_small(self._path, _MOST_BYTES))
                 self._seen = seen
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            # Whoever has not logged in reads this, too: it says no path.
+            said = error.strerror if isinstance(error, OSError) else error
             raise AggregatorError(
-                f"{self._path} cannot be read ({error}): put a copy back, or remove it and add the "
-                "users again with tessera-aggregator console user add"
+                f"the home's {self._path.name} cannot be read ({said}): put a copy back, or remove "
+                "it and add the users again with tessera-aggregator console user add"
             ) from None
         return self._found
 

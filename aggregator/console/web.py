@@ -16,6 +16,7 @@ from urllib.parse import urlencode, urlsplit
 import jinja2
 from anyio import CapacityLimiter
 from markupsafe import Markup
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,12 +27,14 @@ from aggregator.console.reader import FleetReader
 from aggregator.console.sessions import LoginLimits, Sessions, Visitor
 from aggregator.console.users import ConsoleUser, ConsoleUsers, PasswordCheck
 from aggregator.errors import AggregatorError
+from aggregator.store import STORE_FAILURES
 from aggregator.task.file import ConsoleSettings
 from device_sdk.system.printable import printable, span
 from device_sdk.wire.seal.keys import RandomBytes
 
 _MOST_FIELDS = 40
 _MOST_DRAWN = 128
+_AGAIN_SECONDS = 10
 FORM_TOKEN = "form_token"
 _FOR_SCRIPTS = ("/events", "/alive")
 
@@ -270,8 +273,23 @@ def guarded(
             return console.refuse(visitor, 400, printable(str(error)))
         except HTTPException as error:
             return console.refuse(visitor, error.status_code, error.detail)
+        except STORE_FAILURES as error:
+            refused = console.refuse(visitor, 503, store_away(error))
+            if request.method == "GET":  # nothing is done by asking again
+                refused.headers["Refresh"] = f"{_AGAIN_SECONDS}"
+            return refused
 
     return endpoint
+
+
+def store_away(error: Exception) -> str:
+    """What there is to say of one of ``STORE_FAILURES``."""
+    return (
+        f"The aggregator's disk or database did not do what it was asked: {printable(str(error))}. "
+        "The page Now and tessera-aggregator status say what else is wrong. Once it can be used "
+        "again so can this page, without a restart. If something was to be done, see first whether "
+        "it was."
+    )
 
 
 def _owns(visitor: Visitor | None, form: Mapping[str, Any]) -> bool:
@@ -280,6 +298,10 @@ def _owns(visitor: Visitor | None, form: Mapping[str, Any]) -> bool:
 
 
 async def _form(request: Request) -> FormData:
+    _, options = parse_options_header(request.headers.get("content-type"))
+    # Python knows others that take time by the square of what comes, or make no text.
+    if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
+        raise HTTPException(400, "A form is sent in utf-8 here, and in nothing else.")
     return await request.form(max_files=1, max_fields=_MOST_FIELDS, max_part_size=512 << 10)
 
 

@@ -13,10 +13,12 @@ from importlib import resources
 from typing import Literal
 
 _WIDTH, _HEIGHT = 400.0, 230.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 12.0, 36.0
+_LEAST_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 12.0, 36.0
 _LABEL = 14.0
 _ROW = 30.0
-_MOST_DIGITS = 6
+_MOST_DIGITS, _LARGE = 6, 1e7
+# Of a character at most, in units: a narrow place has letters of 15 (look.css), and fonts differ.
+_CHARACTER = 0.64 * 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +159,11 @@ def line_chart(
     # Rounds, rungs and columns are whole numbers.
     few = max(1, min(6, int(max(xs) - min(xs))))
     x_ticks = [tick for tick in _ticks(min(xs), max(xs), few) if min(xs) <= tick <= max(xs)]
-    axes = _Axes.of(xs, [0.0, *ys] if from_zero else ys)
-    parts = axes.drawn([(tick, f"{tick:g}") for tick in x_ticks], x_label, y_digits)
+    axes = _Axes.of(xs, [0.0, *ys] if from_zero else ys, y_digits)
+    parts = axes.drawn([(tick, f"{tick:.12g}") for tick in x_ticks], x_label)
     right = _WIDTH - _RIGHT
     for _, level in levels:
-        parts.append(f'<path class="level" d="M{_LEFT} {axes.at_y(level):.1f}H{right}"/>')
+        parts.append(f'<path class="level" d="M{axes.left:.1f} {axes.at_y(level):.1f}H{right}"/>')
     for name, x in marks:
         at, early = axes.at_x(x), axes.at_x(x) < _WIDTH / 2
         parts.append(f'<path class="level" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
@@ -178,7 +180,7 @@ def line_chart(
             axes.spot("spot", line.style, x, y, f"{line.name}, {x_label} {x:g}: {y:.4g}")
             for x, y in line.points
         ]
-    place, anchor = (right, "end") if level_names == "right" else (_LEFT + 4, "start")
+    place, anchor = (right, "end") if level_names == "right" else (axes.left + 4, "start")
     below = -math.inf
     for name, level in sorted(levels, key=lambda each: -each[1]):
         below = max(axes.at_y(level) - 4, below + _LABEL)  # one under the other, where near
@@ -200,8 +202,8 @@ def dot_chart(
     if not found:
         return Picture(title)
     xs = [*(x for x, _, _ in found), *(x for x, _ in x_ticks)]
-    axes = _Axes.of(xs, [0.0, *(y for _, y, _ in found)], inset=16.0)
-    parts = axes.drawn(x_ticks, x_label, y_digits)
+    axes = _Axes.of(xs, [0.0, *(y for _, y, _ in found)], y_digits, inset=16.0)
+    parts = axes.drawn(x_ticks, x_label)
     for group in groups:
         parts += [axes.spot("dot", group.style, x, y, name) for x, y, name in group.points]
     return Picture(title, _HEIGHT, tuple(parts), tuple((each.name, each.style) for each in groups))
@@ -209,41 +211,46 @@ def dot_chart(
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """Where a picture has what. ``inset``: how far the least and the largest x stay from its
-    edges."""
+    """Where a picture has what. ``left``: where its grid begins, beside the longest of the labels
+    of ``y_ticks``; ``inset``: how far the least and the largest x stay from its edges."""
 
     x_ends: tuple[float, float]
     y_ticks: tuple[float, ...]
+    y_labels: tuple[str, ...]
+    left: float
     inset: float
 
     @classmethod
-    def of(cls, xs: Sequence[float], ys: Sequence[float], inset: float = 0.0) -> _Axes:
-        return cls((min(xs), max(xs)), tuple(_ticks(min(ys), max(ys), 5)), inset)
+    def of(
+        cls, xs: Sequence[float], ys: Sequence[float], y_digits: int | None, inset: float = 0.0
+    ) -> _Axes:
+        """``y_digits``: None: as many as tell the lines of the grid apart."""
+        ticks = _ticks(min(ys), max(ys), 5)
+        form = _form(ticks) if y_digits is None else f".{y_digits}f"
+        labels = tuple(f"{tick:{form}}" for tick in ticks)
+        left = max(_LEAST_LEFT, 6 + max(map(_wide, labels)))
+        return cls((min(xs), max(xs)), tuple(ticks), labels, left, inset)
 
     def at_x(self, x: float) -> float:
         low, high = self.x_ends
-        room = _WIDTH - _LEFT - _RIGHT - 2 * self.inset
+        room = _WIDTH - self.left - _RIGHT - 2 * self.inset
         share = (x - low) / (high - low) if high > low else 0.5 if self.inset else 0.0
-        return _LEFT + self.inset + share * room
+        return self.left + self.inset + share * room
 
     def at_y(self, y: float) -> float:
         low, high = self.y_ticks[0], self.y_ticks[-1]
         return _HEIGHT - _BOTTOM - (y - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
-    def drawn(
-        self, x_ticks: Sequence[tuple[float, str]], x_label: str, y_digits: int | None
-    ) -> list[str]:
-        """Grid and labels. ``y_digits``: None: as many as tell the lines of the grid apart."""
+    def drawn(self, x_ticks: Sequence[tuple[float, str]], x_label: str) -> list[str]:
+        """Grid and labels."""
         parts = []
-        if y_digits is None:
-            y_digits = _digits(self.y_ticks[1] - self.y_ticks[0])
-        for tick in self.y_ticks:
+        for tick, label in zip(self.y_ticks, self.y_labels, strict=True):
             y = self.at_y(tick)
-            parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-            parts.append(_text(_LEFT - 6, y + 4, f"{tick:.{y_digits}f}", "end"))
+            parts.append(f'<path class="grid" d="M{self.left:.1f} {y:.1f}H{_WIDTH - _RIGHT}"/>')
+            parts.append(_text(self.left - 6, y + 4, label, "end"))
         for tick, name in x_ticks:
             parts.append(_text(self.at_x(tick), _HEIGHT - _BOTTOM + 16, name, "middle"))
-        parts.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_label, "middle"))
+        parts.append(_text((self.left + _WIDTH) / 2, _HEIGHT - 4, x_label, "middle"))
         return parts
 
     def spot(self, kind: str, style: str, x: float, y: float, name: str) -> str:
@@ -254,10 +261,18 @@ class _Axes:
         )
 
 
-def _digits(step: float) -> int:
-    """That tell multiples of a step of :func:`_ticks` apart."""
-    exact = (n for n in range(_MOST_DIGITS) if math.isclose(step * 10**n, round(step * 10**n)))
-    return next(exact, _MOST_DIGITS)
+def _form(ticks: Sequence[float]) -> str:
+    """That tells them apart."""
+    step, most = ticks[1] - ticks[0], max(map(abs, ticks))
+    fixed = (n for n in range(_MOST_DIGITS + 1) if _is_whole(step * 10**n))
+    if most < _LARGE and (digits := next(fixed, None)) is not None:
+        return f".{digits}f"
+    scale = 10.0 ** math.floor(math.log10(most))
+    return f".{next(n for n in range(20) if _is_whole(step / scale * 10**n))}e"
+
+
+def _is_whole(value: float) -> bool:
+    return round(value) > 0 and math.isclose(value, round(value), rel_tol=1e-6)
 
 
 def bar_chart(title: str, bars: Sequence[Bar]) -> Picture:
@@ -309,12 +324,21 @@ def strip_chart(title: str, rows: Sequence[Strip], *, x_label: str, most: float)
 
 def _ticks(low: float, high: float, about: int) -> list[float]:
     """Round numbers from at or below ``low`` to at or above ``high``."""
-    raw = (high - low or abs(high) or 1.0) / about
+    # What is no more than the error of a sum is no difference.
+    wide = high - low if high - low > 1e-6 * max(abs(low), abs(high)) else abs(high)
+    raw = (wide or 1.0) / about
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(each * power for each in (1.0, 2.0, 2.5, 5.0, 10.0) if each * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * place for place in range(first, max(last, first + 1) + 1)]
 
 
+def _wide(text: str) -> float:
+    return _CHARACTER * len(text)
+
+
 def _text(x: float, y: float, text: str, anchor: str) -> str:
+    if anchor == "middle":
+        half = _wide(text) / 2
+        x = max(half, min(x, _WIDTH - half))
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

@@ -5,17 +5,22 @@ from __future__ import annotations
 import getpass
 import json
 import os
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from aggregator.events import LogEvent
-from device_sdk.system.files import flush_file
+from device_sdk.system.files import flush_file, open_regular, read_end
+from device_sdk.wire.seal.enrolment_message import without_codes
 
 DONE = "done"
 """The outcome of what was done."""
+_MOST_ENTRY_BYTES, _LEAST_BYTES_READ = 4 << 10, 1 << 20
+"""An entry has a few hundred; those of more, and damage, leave fewer of them to be found."""
+_LAST_UNIX_SECONDS = 253_402_300_800
+"""The year 10000, which no calendar has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class AuditEntry:
     outcome: str
 
     def write(self) -> bytes:
-        """As it stands in the file: one line of JSON."""
-        return json.dumps(asdict(self), default=str).encode() + b"\n"
+        """As it stands in the file: one line of JSON, without any enrolment code."""
+        return without_codes(json.dumps(asdict(self), default=str)).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> AuditEntry | None:
@@ -48,7 +53,8 @@ class AuditEntry:
             return None
         kinds: tuple[Any, ...] = ((int, float), str, str, dict, str)
         said = (getattr(found, each.name) for each in fields(cls))
-        return found if all(map(isinstance, said, kinds)) else None
+        sound = all(map(isinstance, said, kinds)) and 0 <= found.unix_seconds < _LAST_UNIX_SECONDS
+        return found if sound else None
 
 
 class AuditLog:
@@ -72,17 +78,17 @@ class AuditLog:
             )
 
     def newest(self, count: int) -> list[AuditEntry]:
-        """The newest entries, the newest last. Raises OSError."""
+        """The newest entries, the newest last, of the end of the file. Raises OSError."""
         try:
-            with self._path.open("rb") as file:
-                entries = (AuditEntry.read(line) for line in file)
-                return list(deque(filter(None, entries), max(0, count)))
+            said = read_end(self._path, max(_LEAST_BYTES_READ, count * _MOST_ENTRY_BYTES))
         except FileNotFoundError:
             return []
+        entries = filter(None, map(AuditEntry.read, reversed(said.splitlines())))
+        return list(islice(entries, max(0, count)))[::-1]
 
     def _append(self, line: bytes) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self._path, flags, 0o600)
+        descriptor = open_regular(self._path, flags)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":

@@ -8,18 +8,19 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from threading import Lock
-from typing import Any
+from threading import Condition, Thread
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation import what_it_brings
+from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
 from aggregator.operate.devices import DeviceState, state_of
-from aggregator.operate.names import called, called_all, parts_of, ranking_of
+from aggregator.operate.names import called_all, parts_of, ranking_of
 from aggregator.operate.problems import FleetProblem, Severity
 from aggregator.operate.waiting import WaitingRound, known
 from aggregator.rounds.machine import held
@@ -32,7 +33,7 @@ from aggregator.store.rows import DeviceRow, RoundRow, TaskRow, WorkerRow
 from aggregator.task.evaluation import metric_of
 from aggregator.task.file import served_evaluation, served_round, served_selector
 from aggregator.task.request import ReplaceRequest
-from device_sdk.system.printable import ago, printable, size, span
+from device_sdk.system.printable import ago, in_words, printable, size, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,12 @@ class TaskHealth:
     def metric(self) -> str:
         """That versions are compared by."""
         return metric_of(ranking_of(self._home, self.store.fleet, self.row))
+
+    @cached_property
+    def brings(self) -> str:
+        """What federation does, in a sentence; empty where nobody asked."""
+        found, asked = self.evaluated, self.evaluation is not None and self.evaluation.has_control
+        return "" if found is None else what_it_brings(found.figures, self.metric, asked=asked)
 
     @cached_property
     def rollback(self) -> Rollback:
@@ -281,7 +288,8 @@ class TaskHealth:
             counted = ", ".join(str(each.participants) for each in no_quorum)
             yield (
                 "no-quorum",
-                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates, and "
+                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates with "
+                f"those carried over, of {self.store.log.devices(self.version)} devices, and "
                 f"round.quorum is {self.settings.quorum if self.settings else 1}",
             )
         if self.outcomes:
@@ -412,7 +420,7 @@ class FleetHealth:
     @cached_property
     def own_problems(self) -> list[FleetProblem]:
         """Those of the fleet that stand now."""
-        return [FleetProblem(code, what, None, tuple(ids)) for code, what, *ids in self._problems()]
+        return [FleetProblem(*each) for each in self._problems()] + [*self._device_problems()]
 
     @property
     def problems(self) -> list[FleetProblem]:
@@ -424,7 +432,7 @@ class FleetHealth:
         """Whether nothing that the fleet is for fails to happen."""
         return all(each.severity is not Severity.ERROR for each in self.problems)
 
-    def _problems(self) -> Iterator[tuple[Any, ...]]:
+    def _problems(self) -> Iterator[tuple[str, str]]:
         facts = self.store.facts
         if self.works_alone:
             yield "no-coordinator", "nobody coordinates the cluster's workers"
@@ -447,31 +455,37 @@ class FleetHealth:
                 "chunk-store",
                 f"cluster.chunk_store cannot be written to ({printable(facts.mirror_problem)})",
             )
-        for row in self.devices if self._clashes else ():
-            if self.state_of(row) is DeviceState.ON_TWO_MACHINES:
-                seen = ago(self._clashes[row.device_id], self.now)
-                yield (
-                    "two-machines",
-                    f"two machines have the identity of {called(row)} (seen {seen})",
-                    row.device_id,
-                )
-        silent = [each for each in self.devices if self.state_of(each) is DeviceState.SILENT]
+
+    def _device_problems(self) -> Iterator[FleetProblem]:
+        """One of a kind, however many devices it is about."""
+        by_state: dict[DeviceState, list[DeviceRow]] = {each: [] for each in DeviceState}
+        for row in self.devices:
+            by_state[self.state_of(row)].append(row)
+        if copied := by_state[DeviceState.ON_TWO_MACHINES]:
+            of = f"each of {len(copied)} devices, " if len(copied) > 1 else ""
+            seen = ago(max(self._clashes[each.device_id] for each in copied), self.now)
+            what = f"two machines have the identity of {of}{called_all(copied)} (last seen {seen})"
+            yield FleetProblem.of_devices("two-machines", what, copied)
+        silent = by_state[DeviceState.SILENT]
         if len(silent) > self.active / 2:
-            yield (
-                "devices-silent",
-                f"{len(silent)} of {self.active} devices were not heard of for a day",
-                *(each.device_id for each in silent),
-            )
-        for token in self.store.tokens.tried_by_strangers():
-            if self.now < token.expires_unix_seconds + _LEAK_SHOWN_SECONDS:
-                owner = next((r for r in self.devices if r.device_id == token.device_id), None)
-                yield (
-                    "code-leaked",
-                    f"the code of {'nobody' if owner is None else called(owner)} was tried "
-                    f"{token.strangers} times by another key, last by "
-                    f"{(token.last_stranger or b'').hex()[:16]}...",
-                    *(() if owner is None else (owner.device_id,)),
-                )
+            what = f"{len(silent)} of {self.active} devices were not heard of for a day"
+            yield FleetProblem.of_devices("devices-silent", what, silent)
+        leaked = [
+            each
+            for each in self.store.tokens.tried_by_strangers()
+            if self.now < each.expires_unix_seconds + _LEAK_SHOWN_SECONDS
+        ]
+        if leaked:
+            used_by = {each.device_id for each in leaked}
+            owners = [each for each in self.devices if each.device_id in used_by]
+            times = sum(each.strangers for each in leaked)
+            stranger = (leaked[-1].last_stranger or b"").hex()[:16]
+            names = called_all(owners) or "nobody"
+            codes = f"the code of {names} was"
+            if len(leaked) > 1:
+                codes = f"{len(leaked)} codes, of {names}, were"
+            what = f"{codes} tried {times} times by another key, last by {stranger}..."
+            yield FleetProblem.of_devices("code-leaked", what, owners)
 
     def state_of(self, row: DeviceRow) -> DeviceState:
         """How a device is doing."""
@@ -514,12 +528,19 @@ def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
 
 _SHARE = 0.01
 _LEAST_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
+_FIRST_WAIT_SECONDS = 5.0
+"""Prometheus waits ten seconds."""
+_HANGS_SECONDS = 30.0
 
 
 class ProblemWatch:
     """The problems of a home, looked for anew when that costs no more than a hundredth of the time,
-    whoever asks how often, from any thread. ``clock``: monotonic seconds; ``unix_clock``: Unix
-    seconds."""
+    whoever asks how often, from any thread.
+
+    One thread looks, whom nobody waits for longer than a moment: then what was found last is told.
+    ``clock``: monotonic seconds; ``unix_clock``: Unix seconds.
+    """
 
     def __init__(
         self,
@@ -529,24 +550,53 @@ class ProblemWatch:
     ) -> None:
         self._home, self._clock, self._unix_clock = home, clock, unix_clock
         self._next_seconds = clock()
-        self._last: tuple[FleetProblem, ...] = ()
-        self._lock = Lock()
+        self._last: tuple[FleetProblem, ...] | None = None
+        self._began: float | None = None
+        """When the look began that goes on."""
+        self._changed = Condition()
 
     def __call__(self) -> tuple[FleetProblem, ...]:
-        with self._lock:
-            began = self._clock()
-            if began >= self._next_seconds:
-                self._last = self._look()
-                took = self._clock() - began
-                self._next_seconds = began + max(_LEAST_SECONDS, took / _SHARE)
-            return self._last
+        with self._changed:
+            if self._began is None and self._clock() >= self._next_seconds:
+                self._began = self._clock()
+                Thread(target=self._run, name="problem watch", daemon=True).start()
+            wait_seconds = _FIRST_WAIT_SECONDS if self._last is None else _WAIT_SECONDS
+            self._changed.wait_for(lambda: self._began is None, wait_seconds)
+            last, began = self._last, self._began
+        if last is not None and (began is None or self._clock() - began < _HANGS_SECONDS):
+            return last
+        slow = FleetProblem("store-away", "the store takes long to tell how the fleet does")
+        return (slow, *(each for each in last or () if each.code != slow.code))
+
+    def _run(self) -> None:
+        found = self._look()
+        with self._changed:
+            assert self._began is not None
+            took = self._clock() - self._began
+            self._next_seconds = self._began + max(_LEAST_SECONDS, took / _SHARE)
+            self._last, self._began = found, None
+            self._changed.notify_all()
 
     def _look(self) -> tuple[FleetProblem, ...]:
-        now, reach = self._unix_clock(), read_reach(self._home.live_file)
-        if reach is not None and reach.store_problem:  # it would be waited for here, too
-            return tuple(FleetProblem(*each) for each in reach_problems(reach, now))
+        """Whatever fails in it is a problem, too."""
+        reached: tuple[FleetProblem, ...] = ()
         try:
-            with closing((store := self._home.open_store()).database):
+            now, reach = self._unix_clock(), read_reach(self._home.live_file)
+            if reach is not None:
+                reached = tuple(FleetProblem(*each) for each in reach_problems(reach, now))
+                if reach.store_problem:  # it would be waited for here, too
+                    return reached
+            store = self._home.open_store()
+            try:
                 return tuple(FleetHealth(self._home, store, now, most_rounds=1).problems)
+            finally:
+                with suppress(Exception):  # all has been read
+                    store.database.close()
         except (AggregatorError, *STORE_FAILURES) as error:
-            return (FleetProblem("store-away", printable(str(error))),)
+            return (*reached, FleetProblem("store-away", printable(str(error))))
+        except Exception as error:
+            what = f"how the fleet does cannot be found out: {in_words(error)}"
+            unread = FleetProblem("health-unread", printable(what))
+            if unread not in (self._last or ()):
+                LogEvent.METRICS_FAIL.log(error)
+            return (*reached, unread)

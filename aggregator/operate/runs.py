@@ -21,6 +21,7 @@ from aggregator.store.versions import Ranking
 from aggregator.task.evaluation import metric_of
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Fields, Within
+from device_sdk.system.files import read_small
 from device_sdk.system.printable import printable
 
 FORMAT, FORMAT_VERSION = "tessera-simulation", 1
@@ -28,6 +29,7 @@ FINISHED, INTERRUPTED, STOPPED_EARLY = "finished", "interrupted", "stopped early
 DAMAGED = "damaged"
 USUAL_FOLDER = Path("runs")
 _SUFFIX = ".json"
+_MOST_BYTES = 256 << 20
 _USUAL_OPTIONS = {"speeds": "", "pace_seconds": 1.0, "providers": "auto"}
 """Options of a run that are told where they are others."""
 
@@ -150,9 +152,7 @@ class SimulationRecord:
     def read(cls, path: Path) -> SimulationRecord:
         """The record in a file."""
         try:
-            if path.exists() and not path.is_file():  # a pipe would never end
-                raise AggregatorError(f"{path} is no file")
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(read_small(path, _MOST_BYTES).decode())
         except (OSError, ValueError, RecursionError) as error:
             raise AggregatorError(f"{path} is no record that can be read: {error}") from None
         if not isinstance(values, dict) or values.get("format") != FORMAT:

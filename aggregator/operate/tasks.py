@@ -206,19 +206,41 @@ def _require_new(store: Store, first: str, name: str) -> TaskRow | None:
     return known
 
 
-def pause(store: Store, name: str) -> int | None:
-    """No further round opens; the number of the one that ends as usual, if any."""
+@dataclass(frozen=True, slots=True)
+class PauseChange:
+    """A task that opens no further round, or does again. ``before``: it was so already; ``round``:
+    the open one of a paused task, which ends as usual."""
+
+    task: str
+    paused: bool
+    before: bool
+    round: int | None = None
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        known = "is paused already: it " if self.paused else "is not paused: it "
+        rounds = "opens no further round" if self.paused else "opens rounds"
+        ends = "" if self.round is None else f"; round {self.round} ends as usual"
+        return f"task {self.task} {known * self.before}{rounds}{ends}"
+
+
+def pause(store: Store, name: str) -> PauseChange:
+    """No further round opens."""
     with store.database.transaction():
         row = task_to_change(store, name)
         store.tasks.change(row.number, state="paused")
     latest = store.task(row.number).rounds.latest()
-    return latest[0].round if latest and latest[0].unfinished else None
+    ends = latest[0].round if latest and latest[0].unfinished else None
+    return PauseChange(name, True, row.state == "paused", ends)
 
 
-def resume(store: Store, name: str) -> None:
+def resume(store: Store, name: str) -> PauseChange:
     """Rounds open again."""
     with store.database.transaction():
-        store.tasks.change(task_to_change(store, name).number, state="active")
+        row = task_to_change(store, name)
+        store.tasks.change(row.number, state="active")
+    return PauseChange(name, False, row.state == "active")
 
 
 def retire(store: Store, name: str) -> TaskChange:

@@ -11,6 +11,7 @@ from aggregator.evaluation import (
     DeviceReport,
     Evaluated,
     Figure,
+    as_json,
     figure_name,
     in_a_line,
     stalled_since,
@@ -21,11 +22,15 @@ from aggregator.evaluation import (
 )
 from aggregator.events import LogEvent
 from aggregator.store import TaskStore
+from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import DeviceEvaluation, RoundRow
 from aggregator.task.evaluation import EvaluationSettings, metric_of, named
 from device_sdk.evaluation.report import ALONE, read_evaluations, write_evaluations
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in, is_control
+
+_LOGGED = ("stage", "metric", "part", "value", "devices")
+"""What a log line has of a figure."""
 
 
 @dataclass
@@ -101,13 +106,13 @@ class Evaluator:
 
     def settle(
         self, newest: int, waits: Callable[[RoundRow], bool], revoked: Collection[bytes]
-    ) -> list[str]:
+    ) -> list[EvaluatedVersion]:
         """Make the figures of versions before the ``newest``, the oldest first, up to one of which
         more is to be heard, without what those ``revoked`` said; inside a transaction.
 
         ``waits``: whether a round of before may still bring something. To be called before the
-        newest version is committed, since it is then that older models are dropped. What to say of
-        it, once that is committed.
+        newest version is committed, since it is then that older models are dropped. What to
+        :meth:`tell`, once that is committed.
         """
         facts, found = self.store.facts, []
         while self.is_due(newest):
@@ -118,24 +123,39 @@ class Evaluator:
                 break
             # A version that a rollback or new items ended has none.
             if any((row.next_version or 0) > version for row in rounds):
-                found.append(self._sum_up(version, rounds[-1].round, revoked))
+                found += self._sum_up(version, rounds[-1].round, revoked)
             self._drop_before(version + 1)
-        return [each for each in found if each]
+        return found
+
+    def tell(self, found: Iterable[EvaluatedVersion]) -> None:
+        """Log what versions' figures are."""
+        settings = self.settings
+        metric = "" if settings is None else metric_of(settings.ranking)
+        has_control = settings is not None and settings.has_control
+        for each in found:
+            brings = what_it_brings(each.figures, metric, asked=has_control)
+            told = (in_a_line(each.figures), brings, what_serves(each.figures, metric))
+            LogEvent.EVALUATED.log(
+                version=each.version,
+                found="; ".join(filter(None, told)),
+                figures=[{key: as_json(one)[key] for key in _LOGGED} for one in each.figures],
+            )
 
     def _drop_before(self, version: int) -> None:
         self.store.facts.evaluated_from = version
         self.store.evaluations.forget(version)
 
-    def _sum_up(self, version: int, round_number: int, revoked: Collection[bytes]) -> str:
+    def _sum_up(
+        self, version: int, round_number: int, revoked: Collection[bytes]
+    ) -> list[EvaluatedVersion]:
+        """The version with its figures, where it has any."""
         settings = self.settings
         figures = [] if settings is None else self._figures(settings, version, revoked)
-        if settings is None or not figures:
-            return ""
+        if not figures:
+            return []
         self.store.evaluations.put(version, round_number, figures)
         self.store.versions.note_metrics(version, _metrics(figures))
-        metric = metric_of(settings.ranking)
-        told = (in_a_line(figures), what_it_brings(figures, metric), what_serves(figures, metric))
-        return f"version {version}: {'; '.join(filter(None, told))}"
+        return [EvaluatedVersion(version, round_number, tuple(figures))]
 
     def _figures(
         self, settings: EvaluationSettings, version: int, revoked: Collection[bytes]

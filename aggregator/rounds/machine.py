@@ -547,8 +547,7 @@ class RoundMachine:
             harm = rollout_of(self._store, row, silent).why_to_stop(self._settings)
             if harm is not None:
                 self._store.facts.unpublished = harm
-        for each in found:
-            LogEvent.EVALUATED.log(found=each)
+        self._evaluator.tell(found)
         if harm is not None:
             LogEvent.ROUND_STOPPED.log(round=row.round, why=harm)
         self.current = None
@@ -567,8 +566,7 @@ class RoundMachine:
             revoked = set(self._registry.revoked_ids())
             with self._store.database.transaction():
                 found = self._evaluator.settle(newest, self._brings_more, revoked)
-            for each in found:
-                LogEvent.EVALUATED.log(found=each)
+            self._evaluator.tell(found)
         if self.rests:
             self._evaluator.stop(newest)
 

@@ -134,6 +134,7 @@ class TaskBoard:
         self._unix_clock = shared.unix_clock
         self._parts: dict[int, TaskParts] = {}
         self._absent: dict[int, str] = {}
+        self._paused: set[int] = set()
         self._unwritable = ""
         self._stamps: dict[int, tuple[int, int]] = {}
         self._several = False
@@ -231,7 +232,7 @@ class TaskBoard:
         if parts is None:
             return row.request is not None and self._replace(row)
         with self.within(parts):
-            parts.rounds.paused = row.state == "paused"
+            self._pause(parts, row)
             parts.rounds.reload_hold()
             if parts.rounds.failed and held(parts.store) is None:
                 self._follow(parts, self._made_or_held(parts.store, parts.task))
@@ -415,6 +416,7 @@ class TaskBoard:
     def _retire(self, row: TaskRow) -> None:
         self._parts.pop(row.number, None)
         self._absent.pop(row.number, None)
+        self._paused.discard(row.number)
         self._stamps.pop(row.number, None)
         for number in self._absent:
             self._stamps.pop(number, None)  # there is room for one of them now
@@ -437,11 +439,23 @@ class TaskBoard:
         self._put(parts.store.number, made)
 
     def _put(self, number: int, parts: TaskParts) -> None:
-        parts.rounds.paused = self._store.tasks.find(number).state == "paused"
+        self._pause(parts, self._store.tasks.find(number))
         self._parts[number] = parts
         self._parts = dict(sorted(self._parts.items()))
         self._absent.pop(number, None)
         self._serve()
+
+    def _pause(self, parts: TaskParts, row: TaskRow) -> None:
+        """Have it be paused, or not, as the operator wants it."""
+        parts.rounds.paused = row.state == "paused"
+        if parts.rounds.paused == (row.number in self._paused):
+            return
+        self._paused ^= {row.number}
+        with self._about(row.name):
+            if parts.rounds.paused:
+                LogEvent.TASK_PAUSED.log()
+            else:
+                LogEvent.TASK_RESUMED.log()
 
     def _serve(self) -> None:
         self.revision += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from device_sdk.artifact.parts import Dim, FileName, GraphFile, Port, Shape, des
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.submodels import FULL_FILE, part_of, stand_in
 from device_sdk.fields import Misfit, require
+from device_sdk.system.files import read_small
 
 
 def read_file(folder: Path, name: str, max_bytes: int) -> bytes:
@@ -46,17 +46,7 @@ def read_file(folder: Path, name: str, max_bytes: int) -> bytes:
         real = path.resolve(strict=True)
         if not real.is_relative_to(folder.resolve(strict=True)):
             raise ArtifactError(f"{path} is a link that leaves the artifact's folder")
-        # Non-blocking, so that a named pipe in the place of a file cannot hang the program.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        with open(os.open(real, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ArtifactError(f"{path} is not a regular file")
-            if status.st_size > max_bytes:
-                raise ArtifactError(
-                    f"{path} has {status.st_size} bytes, expected at most {max_bytes}"
-                )
-            return file.read(max_bytes + 1)
+        return read_small(real, max_bytes)
     except FileNotFoundError:
         raise ArtifactError(f"{path} does not exist: is {folder} an artifact's folder?") from None
     except (OSError, RuntimeError) as error:

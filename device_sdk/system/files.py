@@ -67,6 +67,40 @@ def erase_file(path: Path) -> None:
     flush_folder(path.parent)
 
 
+# Reading what may be anything by now.
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file; one that is made is its owner's. Raises OSError, for what is no
+    regular file too: nothing waits for a pipe's other end."""
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def read_small(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """The content of a file that has to fit into memory. Raises OSError, for a larger one too."""
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            said = f"it has {size} bytes, expected at most {max_bytes}"
+            raise OSError(errno.EFBIG, said, str(path))
+        return file.read(size)
+
+
+def read_end(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """The last lines of a file, whole ones, as many as fit. Raises OSError."""
+    with open(open_regular(path), "rb") as file:
+        before = max(0, os.fstat(file.fileno()).st_size - max_bytes)
+        if not before:
+            return file.read(max_bytes)
+        file.seek(before - 1)
+        return file.read(max_bytes + 1).partition(b"\n")[2]
+
+
 # Replacing a file so that a crash at any moment leaves the old or the new one, whole.
 
 

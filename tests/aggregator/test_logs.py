@@ -19,6 +19,7 @@ import pytest
 
 from aggregator.events import LogEvent, about
 from aggregator.logs import JsonFormatter, add_task
+from device_sdk.system.version import __version__
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import make_home
 from tests.fakes.tasks import add_task as add_task_to
@@ -157,7 +158,7 @@ def test_warnings_of_python_are_lines_too_and_readable_in_any_encoding() -> None
         "from aggregator.logs import LogForm, LogSettings\n"
         "LogSettings(LogForm.JSON).start(logging.StreamHandler(sys.stderr), '%(message)s')\n"
         "warnings.warn('two\\nlines')\n"
-        "LogEvent.EVALUATED.log(found='caf\\xe9 \\u20ac')\n"
+        "LogEvent.TASK_NOTED.log(note='caf\\xe9 \\u20ac')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -173,7 +174,7 @@ def test_warnings_of_python_are_lines_too_and_readable_in_any_encoding() -> None
         "warning",
     )
     assert "UserWarning: two\\nlines" in warned["message"]
-    assert found["found"] == "caf\xe9 \u20ac"
+    assert found["note"] == "caf\xe9 \u20ac"
 
 
 def _serve(home: Path, *options: str) -> subprocess.Popen[str]:
@@ -208,6 +209,9 @@ def test_serve_writes_json_and_nothing_else(tmp_path: Path, mosquitto: Mosquitto
     assert {each["task"] for each in lacking} == {"default", "air"}
     assert {(each["wanted"], each["enrolled"]) for each in lacking} == {(2, 0)}
     assert [each["broker"] for each in said if each["event"] == "connected"] == [mosquitto.url]
+    (started,) = [each for each in said if each["event"] == "started"]
+    assert started["release"] == __version__ and started["tasks"] == ["default", "air"]
+    assert (started["home"], started["broker"]) == (str(home.folder), mosquitto.url)
     assert said[-1]["event"] == "stopped"
     failed, text = told.splitlines()
     assert out == "" and json.loads(failed)["event"] == "failed"

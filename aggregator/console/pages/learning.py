@@ -27,6 +27,7 @@ from aggregator.evaluation import (
     what_serves,
 )
 from aggregator.look.charts import Band, Bar, Line, Picture, bar_chart, line_chart
+from aggregator.methods.said import ROUND_METRICS
 from aggregator.operate.comparing import ComparedVersion
 from aggregator.operate.fleet import Fleet
 from aggregator.operate.training import FleetTraining
@@ -50,10 +51,11 @@ _STYLES = ("sensor", "phone", "tablet", "desktop")
 
 @dataclass(frozen=True, slots=True)
 class LearningPicture:
-    """A picture, and the name by which it is taken away."""
+    """A picture, the name by which it is taken away, and what it is of; empty where unknown."""
 
     name: str
     picture: Picture
+    means: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class LearningView:
         tasks: all that there are; ``metrics``: all that ``metric`` may be.
         best, best_by: the best version, and by what; empty where nothing says so.
         brings, serves, note: sentences; empty for none.
+        rounds_drawn, rounds_more: pictures of what rounds say, and names of what is not drawn.
         history: of the last versions; ``figures``: all of the ``newest`` one.
         parts: devices by the part of the model that they trained last, in text.
         asked: what was asked to be compared, and ``fault``: why it cannot be.
@@ -143,6 +146,7 @@ class LearningView:
     note: str
     quality: tuple[LearningPicture, ...]
     rounds_drawn: tuple[LearningPicture, ...]
+    rounds_more: tuple[str, ...]
     history: tuple[VersionFigures, ...]
     newest: int | None
     figures: tuple[FigureLine, ...]
@@ -157,7 +161,7 @@ class LearningView:
 def _read(fleet: Fleet, query: PageQuery) -> LearningView:
     task, tasks = task_asked(fleet, query)
     found, rounds = fleet.evaluations(task, _MOST_DRAWN), fleet.rounds(task, _MOST_DRAWN)
-    training = fleet.training(task)
+    training, said = fleet.training(task), _said(rounds, query)
     metric, metrics = _metrics(found, query)
     newest = found.versions[0].figures if found.versions else ()
     asked, beside, fault = query.get("compare") or "", None, ""
@@ -173,11 +177,12 @@ def _read(fleet: Fleet, query: PageQuery) -> LearningView:
         metrics=metrics,
         best=found.best,
         best_by="" if found.ranking is None else printable(found.ranking.metric),
-        brings=what_it_brings(newest, metric) if newest else "",
+        brings=what_it_brings(newest, metric, asked=found.control) if newest else "",
         serves=what_serves(newest, metric) if newest else "",
         note=printable(found.note),
         quality=tuple(_quality(found, metric)),
-        rounds_drawn=tuple(_of_rounds(rounds)),
+        rounds_drawn=tuple(_of_round(rounds, each) for each in said[:_MOST_PICTURES]),
+        rounds_more=said[_MOST_PICTURES:],
         history=tuple(_history(found, metric)),
         newest=found.versions[0].version if found.versions else None,
         figures=tuple(map(_line, newest)),
@@ -275,30 +280,39 @@ def _styles() -> list[str]:
     return [f"{each}{dashed}" for dashed in ("", " dashed") for each in _STYLES][:_MOST_LINES]
 
 
-def _of_rounds(rounds: Sequence[RoundRow]) -> Iterable[LearningPicture]:
-    """A picture for each of what a method says of its rounds, the loss first."""
-    names = dict.fromkeys(name for each in rounds for name in sorted(each.metrics or {}))
-    ordered = sorted(names, key=lambda each: ("loss" not in each, each))
-    for place, name in enumerate(ordered[:_MOST_PICTURES]):
-        points = [
-            (float(each.round), float(each.metrics[name]))
-            for each in reversed(rounds)
-            if each.metrics and math.isfinite(each.metrics.get(name, math.nan))
-        ]
-        called = printable(name)
-        picture = line_chart(
-            f"{called} by round",
-            [Line(called, "fleet" if "loss" in name else "desktop", points)],
-            x_label="round",
-            from_zero=False,
-        )
-        if picture:
-            yield LearningPicture(f"round-{place + 1}", picture)
+def _said(rounds: Sequence[RoundRow], query: PageQuery) -> tuple[str, ...]:
+    """What a method says of its rounds: what was asked for first, then the loss."""
+    names = {
+        name
+        for each in rounds
+        for name, value in (each.metrics or {}).items()
+        if math.isfinite(value)
+    }
+    asked = query.get("said")
+    return tuple(sorted(names, key=lambda each: (each != asked, "loss" not in each, each)))
+
+
+def _of_round(rounds: Sequence[RoundRow], name: str) -> LearningPicture:
+    points = [
+        (float(each.round), float(each.metrics[name]))
+        for each in reversed(rounds)
+        if each.metrics and math.isfinite(each.metrics.get(name, math.nan))
+    ]
+    called = printable(name)
+    line = Line(called, "fleet" if "loss" in name else "desktop", points)
+    drawn = line_chart(f"{called} by round", [line], x_label="round", from_zero=False)
+    known = ROUND_METRICS.get(name)
+    return LearningPicture(name, drawn, known.means if known else "")
 
 
 def _parts(training: FleetTraining) -> Picture:
     bars = [
-        Bar(printable(part) or "all of the model", "tablet", count, f"{count} devices")
+        Bar(
+            printable(part) or "all of the model",
+            "tablet",
+            count,
+            f"{count} device{'' if count == 1 else 's'}",
+        )
         for part, count in training.parts.items()
     ]
     return bar_chart("What devices trained last", bars)
@@ -430,11 +444,13 @@ def _setting(value: object) -> str:
 
 def _picture(fleet: Fleet, query: PageQuery) -> str:
     view = _read(fleet, query)
-    drawn = {each.name: each.picture for each in (*view.quality, *view.rounds_drawn)}
-    asked = query.get("picture") or "quality"
-    if not drawn.get(asked):
+    said = query.get("said")
+    named = view.rounds_drawn if said else view.quality
+    asked = said or query.get("picture") or "quality"
+    drawn = next((each.picture for each in named if each.name == asked), None)
+    if not drawn:
         raise AggregatorError(f"there is no picture {printable(asked, 40)!r}")
-    return drawn[asked].file()
+    return drawn.file()
 
 
 _FIGURES = (
@@ -473,7 +489,7 @@ def _rounds_file(fleet: Fleet, query: PageQuery) -> str:
     )
 
 
-_TAKES = frozenset({"task", "metric", "compare"})
+_TAKES = frozenset({"task", "metric", "compare", "said"})
 LEARNING = ConsolePage(
     "learning",
     "Learning",

@@ -82,5 +82,9 @@ def task_asked(fleet: Fleet, query: PageQuery) -> tuple[str, tuple[str, ...]]:
 
 def number_asked(query: PageQuery, name: str) -> int | None:
     """A whole number that was asked for; None for what is none."""
-    text = query.get(name) or ""
+    return number_in(query.get(name) or "")
+
+
+def number_in(text: str) -> int | None:
+    """The whole number that an address says; None for what is none, or has no place in a store."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None

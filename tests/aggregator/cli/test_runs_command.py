@@ -161,6 +161,8 @@ def test_what_is_damaged_is_listed_with_the_reason_and_hides_nobody(
     (folder / "folder.json").mkdir()
     (folder / "notes.txt").write_text("not of ours")
     os.mkfifo(folder / "pipe.json")
+    with (folder / "huge.json").open("wb") as file:
+        file.truncate(1 << 33)
     faults = {each["name"]: each["fault"] for each in listed(capsys) if each["state"] == DAMAGED}
     expected = {
         "empty": "is no record that can be read",
@@ -171,8 +173,9 @@ def test_what_is_damaged_is_listed_with_the_reason_and_hides_nobody(
         "changed": "is not as simulate writes a record: runs[1].seed",
         "less": "is not as simulate writes a record: runs[0].newest.figures[0].value is missing",
         "nowhere": "cannot be read: No such file",
-        "folder": "is no file",
-        "pipe": "is no file",
+        "folder": "it is not a regular file",
+        "pipe": "it is not a regular file",
+        "huge": "expected at most",
     }
     assert faults.keys() == expected.keys()
     assert [name for name, said in expected.items() if said not in str(faults[name])] == []

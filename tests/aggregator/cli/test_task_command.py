@@ -81,14 +81,19 @@ def test_a_task_comes_and_goes_while_serve_runs(
         assert (home.folder / "tasks" / "air.toml").is_file()
         # Paused, the open round ends as usual and no other opens.
         assert anna.await_round(2).version == 1
-        assert command(home, "task", "pause", "air") == 0
+        ends = "opens no further round; round 2 ends as usual\n"
+        assert output_of(capsys, home, "task", "pause", "air") == f"task air {ends}"
+        said = output_of(capsys, home, "task", "pause", "air")
+        assert said == f"task air is paused already: it {ends}"
         assert anna.take_part(2).verdict is Verdict.COUNTED
         air = served.parts.tasks.served[1]
         wait_until(lambda: air.aggregation.version == 2 and air.rounds.current is None)
         assert listed(home, capsys)["air"]["state"] == "paused"
         time.sleep(0.5)
         assert air.rounds.current is None
-        assert command(home, "task", "resume", "air") == 0
+        assert output_of(capsys, home, "task", "resume", "air") == "task air opens rounds\n"
+        said = output_of(capsys, home, "task", "resume", "air")
+        assert said == "task air is not paused: it opens rounds\n"
         manifest = anna.await_round(3)
         assert manifest.version == 2
         # Retired, it is gone from the broker and the home; its name may be used again.

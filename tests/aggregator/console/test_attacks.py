@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from aggregator.console import gate
 from aggregator.console.app import routes_of
+from aggregator.console.downloads import FORMS
 from aggregator.console.gate import HEADERS, own_hosts
 from aggregator.console.pages import PAGES
 from aggregator.operate.fleet import Fleet
@@ -25,8 +26,8 @@ EXAMPLES = {
     "/do/{deed}": "/do/pause?task=default",
     "/do/jobs/{job}": "/do/jobs/0",
     "/devices/{device}": "/devices/0",
-    "/models/{version:int}.safetensors": "/models/0.safetensors",
-    "/models/{version:int}.onnx": "/models/0.onnx",
+    "/models/{version}.safetensors": "/models/0.safetensors",
+    "/models/{version}.onnx": "/models/0.onnx",
 }
 
 
@@ -371,10 +372,46 @@ def test_a_body_of_nonsense_is_refused_in_words(console: InProcess, kind: str, b
     assert anna.get("/now").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("charset", "status"),
+    [
+        ("punycode", 400),  # takes time by the square of a field's length
+        ('"PunyCode"', 400),
+        ("utf-8; charset=punycode", 400),
+        ("unicode_escape", 400),  # makes characters of which there are no bytes
+        ("utf-16", 400),
+        ("\xff", 400),
+        ('"', 400),
+        ("utf-8", 403),
+        ("UTF8", 403),
+    ],
+)
+def test_a_form_is_of_one_charset(console: InProcess, charset: str, status: int) -> None:
+    kind = f"multipart/form-data; boundary=x; charset={charset}".encode("latin-1")
+    part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    body = part % (b"name", b"a\\ud800") + part % (b"password", b"a-b") + b"--x--\r\n"
+    head = {"Origin": ORIGIN, "Content-Type": kind}
+    answer = console.browser().send("POST", "/login", content=body, headers=head)
+    assert answer.status_code == status
+    assert status != 400 or "utf-8" in answer.text
+
+
 def test_cookies_of_nonsense_are_nobodys(console: InProcess) -> None:
     for cookie in ("tessera=", "tessera=\xff", "tessera=" + "a" * 9999, "=;=;", "tessera"):
         answer = console.browser().send("GET", "/now", headers={"Cookie": cookie.encode("latin-1")})
         assert answer.status_code == 303
+
+
+@pytest.mark.parametrize("number", ["9" * 10, "9" * 5000, "\u0661"])
+def test_a_number_that_is_no_version_is_refused_in_words(
+    console: InProcess, number: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for form in FORMS:
+        path = f"/models/{number}.{form}"
+        assert console.browser().get(path).status_code in (303, 404)
+        answer = console.logged_in("anna").get(path)
+        assert answer.status_code in (400, 404) and "Traceback" not in answer.text
+    assert not any("failed" in each for each in caplog.messages)
 
 
 def test_a_page_that_fails_harms_no_other_and_tells_no_traceback(

@@ -113,8 +113,12 @@ def test_another_users_confirmation_is_none(console: InProcess) -> None:
 
 def test_tasks_and_versions(console: InProcess) -> None:
     anna, text = console.logged_in("anna"), task_text(console.home, "air")
-    assert "Task default is paused." in _done(anna, "pause", task="default")
-    assert "opens rounds again" in _done(anna, "resume", task="default")
+    assert "Task default opens no further round." in _done(anna, "pause", task="default")
+    assert "paused already: nothing changes" in _asked(anna, "pause", task="default").text
+    assert "Task default is paused already" in _done(anna, "pause", task="default")
+    assert "Task default opens rounds." in _done(anna, "resume", task="default")
+    assert "not paused: nothing changes" in _asked(anna, "resume", task="default").text
+    assert "Task default is not paused" in _done(anna, "resume", task="default")
     assert "kept for good" in _done(anna, "pin", task="default", version="0")
     assert "as long as the others" in _done(anna, "unpin", task="default", version="0")
     told = _done(anna, "rollback", task="default", version="0")
@@ -127,7 +131,7 @@ def test_tasks_and_versions(console: InProcess) -> None:
         told = _done(anna, "replace", task="air", text=text, now="yes")
         assert "<h2>Done</h2>" in told, told
     assert [each[1] for each in _audit(console)] == [
-        *("pause", "resume", "pin", "unpin", "rollback", "cancel rollback"),
+        *("pause", "pause", "resume", "resume", "pin", "unpin", "rollback", "cancel rollback"),
         *("add task", "replace task"),
     ]
 
@@ -201,6 +205,27 @@ def test_what_was_not_done_is_told_and_written_down(
     assert "It was not done" in told and said in told
     ((actor, _, outcome),) = _audit(console)
     assert actor == "anna (console)" and said in outcome
+
+
+def test_a_store_that_fails_is_told_and_used_again_once_it_can_be(console: InProcess) -> None:
+    anna, store = console.logged_in("anna"), console.home.database
+    asked, aside = _asked(anna, "pause", task="default"), store.with_name("aside")
+    token = anna.token()
+    store.rename(aside)
+    store.mkdir()  # nobody can open it, not even root
+    said = "disk or database did not do what it was asked: unable to open"
+    for path in ("/do/pause?task=default", "/models/0.onnx?task=default"):
+        answer = anna.get(path)
+        assert answer.status_code == 503 and said in answer.text, path
+        assert answer.headers["Refresh"] == "10", "the page comes back by itself"
+    answer = anna.post("/do/pause", token, task="default")
+    assert answer.status_code == 503 and said in answer.text and "Refresh" not in answer.headers
+    hidden = dict(_HIDDEN.findall(asked.text))
+    job = anna.post("/do/pause", hidden.pop("form_token"), **hidden).headers["location"]
+    wait_until(lambda: said in anna.get(job).text)
+    store.rmdir()
+    aside.rename(store)
+    assert "Done" in _done(anna, "pause", task="default")
 
 
 def test_links_bring_what_is_known(console: InProcess) -> None:

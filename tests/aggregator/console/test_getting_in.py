@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -236,6 +237,25 @@ def test_a_damaged_file_of_users_lets_nobody_in_and_is_told(
         assert answer.status_code == 400 and "cannot be read" in answer.text
     with pytest.raises(AggregatorError, match="put a copy back"):
         ConsoleUsers(console.home.console_file).all()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "huge"])
+def test_what_is_no_file_of_users_holds_nobody_up_and_tells_strangers_no_path(
+    console: InProcess, kind: str
+) -> None:
+    anna, path = console.logged_in("anna"), console.home.console_file
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 33)
+    stranger = console.browser()
+    for answer in (anna.get("/now"), stranger.get("/login"), stranger.log_in("anna")):
+        assert answer.status_code == 400 and f"{path.name} cannot be read" in answer.text
+        assert str(path.parent) not in answer.text
 
 
 def test_with_nobody_to_log_in_the_page_says_how_to_add_somebody(console: InProcess) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
@@ -40,6 +41,30 @@ def test_without_zero_the_picture_is_of_what_there_is() -> None:
     assert min(map(float, labels)) >= 0.9
     assert "0.900" not in labels or "0.910" in labels, "lines of the grid can be told apart"
     assert "0.0" in re.findall(r">([\d.]+)</text>", line_chart("t", lines, x_label="x").html)
+
+
+@pytest.mark.parametrize("least", [4e-4, 1e-9, 0.0, -2.5e-5, 1234567.0, 3e12])
+@pytest.mark.parametrize("spread", [2e-4, 1e-9, 3.0, 1e7])
+def test_letters_lie_in_the_picture_and_tell_its_lines_apart(least: float, spread: float) -> None:
+    """Also in a narrow place, where they are largest."""
+    lines = [_line((999_990, least), (1_000_000, least + spread))]
+    dots = Dots("d", "s", [(1, abs(least), "")])
+    for chart in (
+        line_chart("t", lines, x_label="round", from_zero=False),
+        dot_chart("t", [dots], x_label="k", x_ticks=[(0, "1of16"), (1, "full size")]),
+    ):
+        found = re.findall(r'<text x="(.+?)" y="(.+?)" text-anchor="(\w+)">([^<]+)<', chart.html)
+        for x, y, anchor, text in found:
+            begins = float(x) - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * _wide(text)
+            assert begins >= 0 and begins + _wide(text) <= 400, text
+            assert 11 <= float(y) <= chart.height
+        beside = [text for _, _, anchor, text in found if anchor == "end"]
+        assert len(set(beside)) == len(beside) > 1
+
+
+def _wide(text: str) -> float:
+    """In a font whose letters are as wide as any that pages have, DejaVu Sans."""
+    return 15 * sum(0.32 if each in ".-" else 0.64 for each in text)
 
 
 def test_of_nothing_there_is_no_picture() -> None:

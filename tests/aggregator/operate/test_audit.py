@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import os
 import stat
 import time
 from pathlib import Path
@@ -81,6 +82,37 @@ def test_damaged_lines_are_passed_over_and_one_cut_short_costs_no_other(tmp_path
         file.write(b'{"unix_seconds": 1.5, "act')  # the disk was full
     log.add(entry("last"))
     assert [each.action for each in log.newest(10)] == ["first", "last"]
+
+
+def test_the_newest_are_read_from_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 33)  # more than anybody reads, of damage
+    log = AuditLog(path)
+    for number in range(3):
+        log.add(entry(str(number)))
+    assert [each.action for each in log.newest(2)] == ["1", "2"]
+    assert [each.action for each in log.newest(9)] == ["0", "1", "2"]
+    assert log.newest(0) == log.newest(-1) == []
+
+
+@pytest.mark.parametrize("said", ["NaN", "Infinity", "-Infinity", "1e300", "1" + "0" * 400, "-1"])
+def test_a_moment_that_no_calendar_has_is_damage(tmp_path: Path, said: str) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    (tmp_path / "audit.jsonl").write_bytes(entry("odd").write().replace(b"1.5", said.encode()))
+    log.add(entry("sound"))
+    assert [each.action for each in log.newest(9)] == ["sound"]
+
+
+def test_a_pipe_in_its_place_is_waited_for_by_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    os.mkfifo(tmp_path / "audit.jsonl")
+    log.add(entry("lost"))
+    assert "not a regular file" in caplog.text
+    with pytest.raises(OSError, match="not a regular file"):
+        log.newest(1)
 
 
 def test_what_cannot_be_noted_stays_done(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -138,7 +139,7 @@ ARRANGED: dict[str, Arrange] = {
     "no-coordinator": lambda home, store: workers(store, coordinated=False),
     "worker-away": lambda home, store: workers(store, coordinated=True),
 }
-ELSEWHERE = {"devices-silent", "serve-stopped", "disk-full"}
+ELSEWHERE = {"devices-silent", "serve-stopped", "disk-full", "health-unread"}
 """Each has a test of its own below."""
 
 
@@ -236,6 +237,33 @@ def test_as_many_updates_have_come_by_then_as_is_said(seconds: list[float]) -> N
         assert sum(each < within for each in seconds) < share * len(seconds)
 
 
+def test_what_is_wrong_with_very_many_devices_is_one_problem_of_a_kind(tmp_path: Path) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store, now = home.open_store(), int(NOW) + 86_400
+    with store.database.transaction():
+        codes = make_codes(store, 300, int(NOW), os.urandom)
+        for at, code in enumerate(codes):
+            name = at.to_bytes(16, "big")
+            token = code.token_id
+            store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, token, int(NOW), 1))
+            store.tokens.add(code, int(NOW), now, None)
+            if at < 20:
+                store.tokens.bind(token, name)
+            store.tokens.note_stranger(token, bytes(32))
+        store.devices.note_clashes({at.to_bytes(16, "big"): now for at in range(120)})
+    problems = FleetHealth(home, store, now).own_problems
+    found = {each.code: each for each in problems}
+    assert len(problems) == len(found)
+    for code, count in (("two-machines", 120), ("devices-silent", 180), ("code-leaked", 20)):
+        said = found[code].as_json()
+        assert said["devices"] == count and len(found[code].device_ids) == min(count, 100)
+        assert len(json.dumps(said)) < 5000 and len(found[code].what) < 300
+    assert "each of 120 devices, 000000000000, " in found["two-machines"].what
+    assert "and 112 more" in found["two-machines"].what
+    assert "000000000000 and 12 more, were tried 300 times" in found["code-leaked"].what
+    store.database.close()
+
+
 def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10 << 20))
@@ -288,7 +316,80 @@ def test_asked_often_it_reads_the_store_for_a_hundredth_of_the_time(tmp_path: Pa
     assert looks[0] <= 4, "half a second each, in a hundred seconds"
     home.database.rename(home.database.with_suffix(".away"))
     now[0] += 1000
-    assert {each.code for each in watch()} == {"store-away"}
+    wait_until(lambda: {each.code for each in watch()} == {"store-away"})
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (AggregatorError("it lacks a table"), "store-away"),
+        (OSError("a disk"), "store-away"),
+        (RuntimeError("a mistake"), "health-unread"),
+    ],
+)
+def test_a_look_that_fails_is_a_problem_and_takes_no_other_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+
+    def fails(self: FleetHealth) -> list[FleetProblem]:
+        raise error
+
+    monkeypatch.setattr(FleetHealth, "problems", property(fails))
+    live = serves(home, connected=False)
+    with serve_metrics(MetricsSettings(), Told(lambda: None, ProblemWatch(home))) as port:
+        said = answer(port, "/metrics")[1]
+        assert f'tessera_problem{{code="{code}",severity="error",task=""}} 1.0' in said
+        assert 'code="broker-away"' in said
+        status, lines = answer(port, "/readyz")
+        assert status == 503 and f"{code}: " in lines and str(error) in lines
+    live.close()
+
+
+def test_nobody_waits_for_a_store_that_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    now, goes_on, opened = [0.0], threading.Event(), AggregatorHome.open_store
+    watch = ProblemWatch(home, lambda: now[0], lambda: NOW)
+    wait_until(lambda: {each.code for each in watch()} == {"serve-stopped"})
+
+    def slow(self: AggregatorHome) -> Store:
+        assert goes_on.wait(PATIENCE_SECONDS)
+        return opened(self)
+
+    with serve_metrics(MetricsSettings(), Told(lambda: None, watch)) as port:
+        monkeypatch.setattr(AggregatorHome, "open_store", slow)
+        now[0] += 1000.0
+        asked = [threading.Thread(target=answer, args=(port, "/metrics")) for _ in range(8)]
+        began = time.monotonic()
+        for each in asked:
+            each.start()
+        for each in asked:
+            each.join(PATIENCE_SECONDS)
+        assert time.monotonic() - began < PATIENCE_SECONDS / 2 and not goes_on.is_set()
+        assert [each.code for each in watch()] == ["serve-stopped"], "as it was found last"
+        now[0] += 100.0
+        assert [each.code for each in watch()] == ["store-away", "serve-stopped"]
+        goes_on.set()
+        wait_until(lambda: [each.code for each in watch()] == ["serve-stopped"])
+
+
+def test_a_store_that_is_slow_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, goes_on = make_home(tmp_path, "mqtt://127.0.0.1:1"), threading.Event()
+
+    def slow(self: FleetHealth) -> list[FleetProblem]:
+        assert goes_on.wait(PATIENCE_SECONDS)
+        return []
+
+    monkeypatch.setattr(FleetHealth, "problems", property(slow))
+    monkeypatch.setattr("aggregator.operate.health._FIRST_WAIT_SECONDS", 0.1)
+    watch = ProblemWatch(home)
+    assert [each.code for each in watch()] == ["store-away"], "not known is not well"
+    goes_on.set()
+    wait_until(lambda: not watch())
 
 
 def answer(port: int, path: str, token: str = "") -> tuple[int, str]:

@@ -324,14 +324,22 @@ def test_a_clock_before_what_the_store_has_seen(tmp_path: Path, broker: Mosquitt
 
 
 def test_a_home_from_a_backup_that_serve_would_not_go_on_with(
-    tmp_path: Path, broker: Mosquitto
+    tmp_path: Path, broker: Mosquitto, make_link: MakeLink
 ) -> None:
     home = make_home(tmp_path, broker.url)
     copy = AggregatorHome(tmp_path / "copy" / home.folder.name)
+    device = make_link(broker.url, subscriptions=("tessera/all/presence",))
+    wait_until(lambda: any(isinstance(each, Subscribed) for each in device.events()))
+    heard: set[bytes] = set()
     serving = ServeProcess(home)
     for life in (1, 2):  # the copy knows nothing of the second
         serving.start()
-        serving.await_connections(life)
+
+        def is_announced(lives: int = life) -> bool:
+            heard.update(each.payload for each in device.events() if isinstance(each, Message))
+            return len(heard) == lives
+
+        wait_until(is_announced, serving.log.read_text)
         assert serving.stop() == 0
         if life == 1:
             shutil.copytree(home.folder, copy.folder)

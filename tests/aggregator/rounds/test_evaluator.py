@@ -236,6 +236,18 @@ def test_a_version_of_two_rounds_has_figures_once_and_counts_each_device_once(
     assert found.figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
     assert fleet.said() == 0  # version 1 was made
     assert caplog.text.count("version 0: hr10 ") == 1
+    (line,) = [each for each in caplog.records if vars(each).get("event") == "evaluated"]
+    assert vars(line)["fields"]["version"] == 0
+    assert vars(line)["fields"]["figures"] == [
+        {
+            "stage": each.stage,
+            "metric": each.metric,
+            "part": each.part or None,
+            "value": each.value,
+            "devices": each.devices,
+        }
+        for each in found.figures
+    ]
 
 
 def test_what_was_decided_is_not_said_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.logs import add_task as add_task_filter
+from aggregator.operate.fleet import Fleet
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.live import log_round
 from aggregator.serve.service import Service
@@ -153,3 +154,30 @@ def test_a_fleet_that_shrinks_is_told_once_more_why_no_round_opens(
         served.service.turn()
     assert log.take()[1:] == [_WAITS.replace("3", "2", 1) + " 1"]
     store.database.close()
+
+
+def test_a_pause_and_its_end_are_told_once(tmp_path: Path, log: Log) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND)
+    add_task(home, "air", task_text(home, "air", ROUND))
+    served = Served(home)
+    log.take()
+    with Fleet.open(home.folder) as fleet:
+        fleet.pause("air")
+    paused = "air: the task is paused: no further round opens"
+    for _ in range(2):
+        served.parts.tasks.look_again()
+    assert log.take() == [paused]
+    # Parts that are made anew are none.
+    path = home.folder / "tasks" / "air.toml"
+    path.write_text(path.read_text().replace("deadline_seconds = 20.0", "deadline_seconds = 30.0"))
+    served.parts.tasks.look_at_files()
+    assert log.take() == ["air: the settings of the task file are in use"]
+    served.parts.store.database.close()
+    # A restart says that it still is.
+    served = Served(home)
+    assert sorted(log.take()) == [paused, "air: the task is served"]
+    with Fleet.open(home.folder) as fleet:
+        fleet.resume("air")
+    served.parts.tasks.look_again()
+    assert log.take() == ["air: the task is resumed: rounds open again"]
+    served.parts.store.database.close()

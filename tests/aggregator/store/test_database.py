@@ -296,6 +296,10 @@ def test_a_home_with_a_file_moves_to_a_database(
         home.store_identity.write_bytes(said)
         with pytest.raises(AggregatorError, match="another fleet's"):
             moved.open_store()
+    home.store_identity.unlink()
+    os.mkfifo(home.store_identity)
+    with pytest.raises(OSError, match="not a regular file"):
+        moved.open_store()
 
 
 _SECRETS = (b"admission".ljust(32, b"k"), b"group".ljust(32, b"k"), b"a body" * 900)

@@ -1,0 +1,297 @@
+"""`make bench-console`: what open pages of the console cost the aggregator, by turns.
+
+The aggregator, its console, broker, devices and those who watch share the machine. By turns no page
+is open, and all are; each turn takes in the same number of updates, and two turns without and two
+with are a pair (without, with, with, without). Pairs are kept in benchmarks/results/console.jsonl
+under their settings; a second call measures only what is missing. One takes about 50 s on two free
+cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import multiprocessing
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.parse import urlencode
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from tabulate import tabulate
+
+from aggregator.console.reader import LEAST_SECONDS
+from aggregator.serve.beside import READY, console_command
+from benchmarks.aggregator.serving import Served, cpu_seconds, serving
+from benchmarks.harness import RESULTS, StoredRuns
+
+_WATCHED = (
+    *("now",) * 5,
+    *("learning",) * 2,
+    *("devices", "models", "audit"),
+)
+"""Of ten pages that are open."""
+_PASSWORD = "of a benchmark, no secret"
+_PATIENCE_SECONDS = 60.0
+_SETTLE_SECONDS = 2 * LEAST_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A pair under ``settings``; seeds only count pairs that are alike."""
+
+    row: str
+    seed: int
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``without`` and ``with_pages``: seconds a turn, of which there are two. ``cores``: of each
+    process while pages were open; ``cpu_micros``: the aggregator's processor time an update,
+    without and with; ``fragments``: that came to a page while it was open."""
+
+    without: Sequence[float]
+    with_pages: Sequence[float]
+    cores: Mapping[str, float]
+    cpu_micros: Sequence[float]
+    fragments: float
+    load_average: float
+
+    @property
+    def share(self) -> float:
+        """Throughput with open pages, of that without."""
+        return sum(self.without) / sum(self.with_pages)
+
+
+def main() -> int:
+    """Measure what is missing, print the table."""
+    from aggregator.intervals import interval
+
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.aggregator.open_pages", description=__doc__
+    )
+    parser.add_argument("--pages", type=int, default=50, help="open at once (50)")
+    parser.add_argument("--devices", type=int, default=200, help="connected (200)")
+    parser.add_argument("--rounds", type=int, default=60, help="in each turn (60)")
+    parser.add_argument("--pairs", type=int, default=10, help="measured (10)")
+    parser.add_argument("--table-only", action="store_true", help="measure nothing")
+    arguments = parser.parse_args()
+    settings = {name: getattr(arguments, name) for name in ("pages", "devices", "rounds")}
+    stored = StoredRuns[Run, Outcome](RESULTS, "console", Outcome)
+    found: list[Outcome] = []
+    for seed in range(arguments.pairs):
+        run = Run("open pages", seed, settings)
+        outcome = stored.found_or_made(
+            run, None if arguments.table_only else partial(_measured, run)
+        )
+        if outcome is not None:
+            found.append(outcome)
+    if not found:
+        print("nothing was measured with these settings")
+        return 1
+    costs = interval([100 * (1 - each.share) for each in found])
+    grown = interval([100 * (each.cpu_micros[1] / each.cpu_micros[0] - 1) for each in found])
+    rows = [
+        (f"throughput that {arguments.pages} open pages cost, %", _with_interval(costs)),
+        ("the aggregator's processor time an update: more, %", _with_interval(grown)),
+        ("pairs of turns", str(len(found))),
+        ("times a page changed in a turn", f"{fmean(each.fragments for each in found):.1f}"),
+    ]
+    for name in sorted(found[0].cores):
+        cores = fmean(each.cores[name] for each in found)
+        rows.append((f"  cores of {name}, pages open", f"{cores:.2f}"))
+    print(tabulate(rows, headers=("", "mean [95 %]"), disable_numparse=True))
+    return 0
+
+
+def _with_interval(over: Any) -> str:
+    return f"{over.mean:.1f} [{over.mean - over.half_width:.1f}, {over.mean + over.half_width:.1f}]"
+
+
+def _measured(run: Run) -> Outcome:
+    print(f"measuring {run}", file=sys.stderr, flush=True)
+    settings = run.settings
+    with tempfile.TemporaryDirectory() as name:
+        return measure_open_pages(
+            settings["pages"], settings["devices"], settings["rounds"], Path(name)
+        )
+
+
+def measure_open_pages(pages: int, devices: int, rounds: int, folder: Path) -> Outcome:
+    """One pair of turns, each of ``rounds`` in which ``devices`` send an update and wait for its
+    receipt, with no and with ``pages`` open."""
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    cpu: dict[bool, float] = {False: 0.0, True: 0.0}
+    load, updates = os.getloadavg()[0], devices * rounds
+    with serving(devices, folder, 60) as served, _console(folder) as console:
+        cookie = _logged_in(console.port)
+        served.load.open_sessions()
+        served.load.run(devices)  # a round to warm up
+        cores: dict[str, float] = {}
+        fragments = 0
+        for are_open in (False, True, True, False):
+            with ExitStack() as stack:
+                watching = None
+                if are_open:
+                    watching = stack.enter_context(_watching(console.port, cookie, pages))
+                    time.sleep(_SETTLE_SECONDS)
+                took, used = _turn(served, console.pid, updates)
+                if watching is not None:
+                    fragments += watching.fragments()
+                    for each, busy in used.items():
+                        cores[each] = cores.get(each, 0.0) + busy / took / 2
+            seconds[are_open].append(took)
+            cpu[are_open] += used["aggregator"]
+    return Outcome(
+        seconds[False],
+        seconds[True],
+        cores,
+        [cpu[are_open] / (2 * updates) * 1e6 for are_open in (False, True)],
+        fragments / (2 * pages),
+        load,
+    )
+
+
+def _turn(served: Served, console: int, updates: int) -> tuple[float, dict[str, float]]:
+    """Seconds, and processor seconds by process."""
+    pids = {
+        "aggregator": served.pid,
+        "broker": served.broker.pid,
+        "console": console,
+        "fleet": os.getpid(),
+    }
+    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    took = served.load.run(updates)
+    return took, {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+
+
+# The console.
+
+
+@dataclass(frozen=True)
+class _Console:
+    port: int
+    pid: int
+
+
+@contextmanager
+def _console(folder: Path) -> Iterator[_Console]:
+    """As ``serve`` starts it, over the home that :func:`serving` made."""
+    home, password, log = folder / "home", folder / "password", folder / "console.log"
+    password.write_text(f"{_PASSWORD}\n")
+    user = ["console", "user", "add", "eve", "--password-file", str(password)]
+    made = [sys.executable, "-m", "aggregator.cli", *user, "--home", str(home)]
+    subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*console_command(home, home / "task.toml"), "--address", f"127.0.0.1:{port}"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file)
+    try:
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while READY.encode() not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"the console did not come up: {log.read_text()[-3000:]}")
+            time.sleep(0.05)
+        yield _Console(port, process.pid)
+    finally:
+        process.communicate(timeout=_PATIENCE_SECONDS)
+
+
+def _logged_in(port: int) -> str:
+    """The session's cookie."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_SECONDS)
+    with closing(connection):
+        connection.request(
+            "POST",
+            "/login",
+            urlencode({"name": "eve", "password": _PASSWORD, "to": "/now"}),
+            {
+                "Content-Type": "application/x-www-form-urlencoded",
+                "Origin": f"http://127.0.0.1:{port}",
+            },
+        )
+        given = connection.getresponse().getheader("Set-Cookie")
+    if given is None:
+        raise RuntimeError("the console let nobody in")
+    return given.partition(";")[0]
+
+
+# Those who watch, in a process of their own.
+
+
+@dataclass
+class _Watching:
+    _ours: Connection
+
+    def fragments(self) -> int:
+        """That came to all pages so far."""
+        self._ours.send(None)
+        return int(self._ours.recv())
+
+
+@contextmanager
+def _watching(port: int, cookie: str, pages: int) -> Iterator[_Watching]:
+    """From when each page has come once."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_watch, args=(port, cookie, pages, theirs), daemon=True)
+    process.start()
+    try:
+        if not ours.poll(_PATIENCE_SECONDS):
+            raise RuntimeError(f"not all of {pages} pages came")
+        ours.recv()
+        yield _Watching(ours)
+    finally:
+        process.kill()
+        process.join(_PATIENCE_SECONDS)
+
+
+def _watch(port: int, cookie: str, pages: int, theirs: Connection) -> None:
+    """Count what comes; say so once each page has come, and whenever asked."""
+    came, told = [0] * pages, False
+    with selectors.DefaultSelector() as selector:
+        selector.register(theirs, selectors.EVENT_READ)
+        for number in range(pages):
+            stream = socket.create_connection(("127.0.0.1", port), _PATIENCE_SECONDS)
+            # Pages that ask for something else are read for themselves.
+            query = urlencode(
+                {"page": _WATCHED[number % len(_WATCHED)], "q": f"{number // len(_WATCHED)}"}
+            )
+            stream.sendall(
+                f"GET /events?{query} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+                f"Cookie: {cookie}\r\n\r\n".encode()
+            )
+            selector.register(stream, selectors.EVENT_READ, number)
+        while True:
+            for key, _ in selector.select():
+                if key.data is None:
+                    theirs.recv()
+                    theirs.send(sum(came))
+                    continue
+                found = key.fileobj.recv(1 << 20)  # type: ignore[union-attr]
+                if not found:
+                    raise RuntimeError("the console ended a page's stream")
+                came[key.data] += found.count(b"event: fragment")
+            if not told and all(came):
+                told = True
+                theirs.send(None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

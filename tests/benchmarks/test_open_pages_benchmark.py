@@ -1,0 +1,26 @@
+"""What open pages cost, measured small: all of them are live while updates come in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.aggregator.broker import MOSQUITTO
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed"),
+]
+
+
+def test_pages_are_live_while_updates_come(tmp_path: Path) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("argon2")
+    from benchmarks.aggregator.open_pages import measure_open_pages
+
+    found = measure_open_pages(12, 3, 20, tmp_path)
+    assert len(found.without) == len(found.with_pages) == 2
+    assert min(*found.without, *found.with_pages, *found.cpu_micros) > 0
+    assert found.fragments >= 1  # each page came, once at least
+    assert {*found.cores} == {"aggregator", "broker", "console", "fleet"}

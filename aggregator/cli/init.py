@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"made an aggregator in {home.folder}")
     print(f"  root key     {home.root_key} (fingerprint {descriptor.root_fingerprint.hex()})")
     print(f"  task file    {home.task_file}: {first}")
-    print(f"               tessera-aggregator task check --home {home.folder}")
+    print(f"               tessera-aggregator check --home {home.folder}")
     print(f"  next         tessera-aggregator invite --home {home.folder}")
     print("               a code for a device; --count 3 makes three. Then, for rounds,")
     print(f"               tessera-aggregator serve --home {home.folder}")

@@ -45,7 +45,13 @@ def test_init_keeps_secrets_to_the_owner(
     assert main(["init", "--home", str(home)]) == 0
     said = capsys.readouterr().out
     assert "catalogue" not in said
-    steps = ("task.toml", f"tessera-aggregator invite --home {home}\n", "tessera-aggregator serve")
+    check = f"tessera-aggregator check --home {home}\n"
+    steps = (
+        "task.toml",
+        check,
+        f"tessera-aggregator invite --home {home}\n",
+        "tessera-aggregator serve",
+    )
     assert sorted(steps, key=said.index) == list(steps)
     secret = [*(home / "keys").iterdir(), home / "aggregator.sqlite"]
     assert len(secret) == 6

@@ -260,7 +260,7 @@ class RayRuntime:
         each.status = None
         if each.said != what:
             each.said = what
-            LogEvent.WORKER_LOST.log(worker=each.post.slot, problem=what)
+            LogEvent.WORKER_LOST.log(worker=each.post.slot.number, problem=what)
 
 
 def _name(post: Post) -> str:

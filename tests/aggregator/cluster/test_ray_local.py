@@ -72,6 +72,8 @@ def test_a_fleet_on_a_ray_of_its_own(mosquitto: Mosquitto, tmp_path: Path) -> No
         wait_until(lambda: epochs() == [1, 2], log.read_text)
         serve.send_signal(signal.SIGTERM)
         assert serve.wait(PATIENCE_SECONDS) == 0, log.read_text()
+    lost = re.findall(r"worker (.+) (?:is gone|cannot be asked)", log.read_text())
+    assert set(lost) <= {"0", "1"}, lost  # by number, as the log's events say
     store = home.open_store()
     rounds = {row.round: row.participants for row in store.first.rounds.latest(50) if row.threshold}
     store.database.close()

@@ -122,10 +122,10 @@ def compared(figures: Sequence[Figure], metric: str) -> Figure | None:
     return next((fleet[stage] for stage in stages if stage in fleet), None)
 
 
-def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
+def what_it_brings(figures: Sequence[Figure], metric: str = "", *, asked: bool = False) -> str:
     """Fleet against control arm in a sentence, by the metric's name (default: the first figure's).
-    Empty where nothing was heard of a control arm."""
-    if not any(each.control_devices or each.stage == ALONE for each in figures):
+    Empty where nothing was heard of a control arm and none was ``asked`` for."""
+    if not (asked or any(each.control_devices or each.stage == ALONE for each in figures)):
         return ""
     metric = metric or figures[0].metric
     found = compared(figures, metric)
@@ -139,9 +139,9 @@ def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
             "others)"
         )
     verb = "brings" if ends[0] > 0 else "costs" if ends[1] < 0 else "brings nothing yet:"
-    rounds = found.control_rounds
+    rounds, sign = found.control_rounds, -1 if verb == "costs" else 1
     return (
-        f"federation {verb} {_gain(metric, found.over_alone, ends)}: {metric}, "
+        f"federation {verb} {_gain(metric, found.over_alone, ends, sign)}: {metric}, "
         f"{_MODELS[found.stage]} against the same devices alone, {heard} devices after {rounds} "
         f"round{'s' * (rounds != 1)} alone"
     )
@@ -155,8 +155,7 @@ def what_serves(figures: Sequence[Figure], metric: str = "") -> str:
         return ""
     found = _of_fleet(figures, metric)["personal"]
     ends = ends_of(found.over_received, found.over_received_half_width)
-    sign = 1 if stage == "personal" else -1
-    gain = _gain(metric, sign * found.over_received, sorted(sign * each for each in ends))
+    gain = _gain(metric, found.over_received, ends, 1 if stage == "personal" else -1)
     other = _MODELS["global" if stage == "personal" else "personal"]
     return f"devices predict with {_MODELS[stage]}: {gain} better than with {other}, by {metric}"
 
@@ -173,9 +172,11 @@ def ends_of(mean: float, half_width: float) -> tuple[float, ...]:
     return () if math.isnan(half_width) else (mean - half_width, mean + half_width)
 
 
-def _gain(metric: str, mean: float, ends: Iterable[float]) -> str:
+def _gain(metric: str, mean: float, ends: Iterable[float], sign: int) -> str:
+    """A mean and its interval; with the ``sign`` -1 of what is lost."""
     shares = METRICS[metric].most_value == 1  # are told in points
-    gain, *span = (f"{100 * each:.1f}" if shares else f"{each:.3g}" for each in (mean, *ends))
+    signed = (sign * each for each in (mean, *sorted(ends, reverse=sign < 0)))
+    gain, *span = (f"{100 * each:.1f}" if shares else f"{each:.3g}" for each in signed)
     return f"{gain}{' points' if shares else ''} ({' to '.join(span)})"
 
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from aggregator.evaluation import FLEET, compared, ends_of, what_it_brings
+from aggregator.evaluation import FLEET, compared, ends_of
 from aggregator.store.evaluations import EvaluatedVersion
 from device_sdk.evaluation.report import STAGES
 
@@ -18,9 +18,10 @@ _SHOWN = {
 }
 
 
-def draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
+def draw(found: Sequence[EvaluatedVersion], metric: str, said: str, path: Path) -> None:
     """The fleet's figures of a metric by version and, where there is a control arm, what federation
-    brings with its 95 % interval. Raises ImportError where matplotlib is missing."""
+    brings with its 95 % interval; above them what is ``said`` of it. Raises ImportError where
+    matplotlib is missing."""
     from matplotlib.figure import Figure
 
     versions = sorted(found, key=lambda each: each.version)
@@ -50,9 +51,9 @@ def draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
         axes[1].plot(x, mean, marker=".")
         axes[1].axhline(0, color="0.5", linewidth=0.8)
         axes[1].set(xlabel="version", ylabel=f"{metric} ahead of alone")
-        said = what_it_brings(versions[-1].figures, metric)
-        picture.suptitle(textwrap.fill(f"version {versions[-1].version}: {said}", 90), fontsize=9)
+    picture.suptitle(textwrap.fill(said, 90 if brings else 60), fontsize=9)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
+        axis.locator_params(axis="x", integer=True, min_n_ticks=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path)

@@ -33,7 +33,7 @@ from device_sdk.link.broker_url import BrokerWay, TlsFiles
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
 from device_sdk.recommender import Recommender
-from device_sdk.status import DeviceStatus, TaskStatus, reason_against
+from device_sdk.status import DeviceStatus, TaskStatus
 from device_sdk.system.clock import Clock, awake_clock
 from device_sdk.system.lock import ForkedError, Owner
 from device_sdk.wire.codec.message import require_name
@@ -463,9 +463,9 @@ class Device:
 
     def _taking_part(self, task: str | None) -> str:
         # What is new to this device, and may not concern its app, asks for no name yet.
-        rows = [row for row in self._home.tasks.all() if row.method]
-        names = [row.name for row in rows if not reason_against(self._world, row)]
-        if self._has_left():
+        known, left = self._background.tasks(), self._has_left()
+        names = [each.name for each in known if each.method and (each.takes_part or left)]
+        if left:
             names = names[:1]  # it takes part in none, and they all say so
         return self._one_of(names, task)
 

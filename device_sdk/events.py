@@ -159,6 +159,7 @@ class Live(Declared):
         problems: what is wrong with single tasks, by their names.
         process: the process's number.
         unix_seconds: since when it is so, by the machine's clock.
+        left_out: tasks that it takes no part in, and why.
     """
 
     connected: bool = False
@@ -168,6 +169,7 @@ class Live(Declared):
     problems: Mapping[str, str] = field(default_factory=dict)
     process: int = 0
     unix_seconds: int = 0
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def problem_of(self, task: str) -> str:
         """What keeps a task from going well; empty for nothing."""

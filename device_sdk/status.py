@@ -112,14 +112,18 @@ class TaskStatus:
     working_on: int | None = None
 
 
-def read_tasks(world: DeviceWorld) -> tuple[TaskStatus, ...]:
-    """All that the home has heard of, by their names."""
-    home, own = world.home, world.membership
+_NOT_SERVED = "the aggregator does not serve it, or not to a device with these labels"
+
+
+def read_tasks(world: DeviceWorld, left_out: Mapping[str, str]) -> tuple[TaskStatus, ...]:
+    """All that the home has heard of, by their names. ``left_out``: of those that are served what
+    whoever runs the device takes no part in, and why."""
+    home = world.home
     now = home.membership.load()
     gone = "this device has left its fleet" if now is not None and now.has_left else ""
     found = []
-    for row in home.tasks.all() or [KnownTask(own.task, own.cohort, served=True)]:
-        why_not = gone or reason_against(world, row)
+    for row in _known(world):
+        why_not = gone or ("" if row.served else _NOT_SERVED) or left_out.get(row.name, "")
         last, model = home.rounds.last(row.name), home.models.model_mark(row.name)
         found.append(
             TaskStatus(
@@ -136,11 +140,20 @@ def read_tasks(world: DeviceWorld) -> tuple[TaskStatus, ...]:
     return tuple(found)
 
 
-def reason_against(world: DeviceWorld, row: KnownTask) -> str:
-    """Why a member of the fleet does not take part in a task; empty where it does."""
+def _known(world: DeviceWorld) -> list[KnownTask]:
+    own = world.membership
+    return world.home.tasks.all() or [KnownTask(own.task, own.cohort, served=True)]
+
+
+def left_out(world: DeviceWorld) -> dict[str, str]:
+    """The tasks that are served and not taken part in by this process, or another one where it
+    only reads the home, and why, as far as it knows."""
+    reasons = {row.name: _reason_against(world, row) for row in _known(world) if row.served}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _reason_against(world: DeviceWorld, row: KnownTask) -> str:
     wishes = world.wishes()
-    if not row.served:
-        return "the aggregator does not serve it, or not to a device with these labels"
     if wishes is not None and row.name not in wishes:
         if world.tasks:
             return f"not among the tasks chosen: {', '.join(world.tasks)}"

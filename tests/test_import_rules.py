@@ -92,6 +92,7 @@ _BELOW_THE_CONSOLE = (
         "home",
         "keys",
         "look",
+        "methods.said",
         "models",
         "operate",
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tabulate import tabulate
@@ -22,6 +23,7 @@ from aggregator.evaluation import (
     what_it_brings,
     what_serves,
 )
+from aggregator.operate.versions import FleetEvaluations
 from aggregator.store.evaluations import EvaluatedVersion
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
@@ -59,10 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
     with opened(arguments) as fleet:
         of = fleet.evaluations(arguments.task, arguments.versions)
     found, metric, best = of.versions, of.metric, of.best
+    asked = partial(what_it_brings, asked=of.control)
+    brings = _told(of, what_it_brings) or _told(of, asked) or of.note
     if arguments.picture is not None and found:
-        _draw(found, metric or found[0].figures[0].metric, arguments.picture)
+        _draw(found, metric or found[0].figures[0].metric, brings, arguments.picture)
     if arguments.json:
-        listed = [_as_json(each, metric) for each in found]
+        listed = [_as_json(each, metric, asked(each.figures, metric)) for each in found]
         by = None if of.ranking is None else of.ranking.metric
         said = {"task": of.task, "best": best, "best_by": by, "versions": listed}
         print(json.dumps(said, indent=2))
@@ -74,21 +78,24 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.parts or figure.part == FLEET
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
-        for say, otherwise in ((what_it_brings, of.note), (what_serves, "")):
-            each_said = ((each.version, say(each.figures, metric)) for each in found)
-            told = (f"version {version}: {sentence}" for version, sentence in each_said if sentence)
-            if sentence := next(told, otherwise):
-                print(f"\n{sentence}")
+        for sentence in filter(None, (brings, _told(of, what_serves))):
+            print(f"\n{sentence}")
     else:
         print(of.note)
     return 0
 
 
-def _draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
+def _told(of: FleetEvaluations, say: Callable[[Sequence[Figure], str], str]) -> str:
+    """What the newest version says of which there is anything to say."""
+    each_said = ((each.version, say(each.figures, of.metric)) for each in of.versions)
+    return next((f"version {version}: {said}" for version, said in each_said if said), "")
+
+
+def _draw(found: Sequence[EvaluatedVersion], metric: str, brings: str, path: Path) -> None:
     from aggregator.evaluation_picture import draw
 
     try:
-        draw(found, metric, path)
+        draw(found, metric, brings, path)
     except ImportError:
         raise AggregatorError(
             "--picture needs matplotlib: pip install 'tessera-edge[aggregator,simulate]'"
@@ -112,11 +119,11 @@ def _as_line(of: EvaluatedVersion, figure: Figure, best: int | None) -> dict[str
     }
 
 
-def _as_json(of: EvaluatedVersion, metric: str) -> dict[str, object]:
+def _as_json(of: EvaluatedVersion, metric: str, brings: str) -> dict[str, object]:
     return {
         "version": of.version,
         "round": of.round,
-        "brings": what_it_brings(of.figures, metric) or None,
+        "brings": brings or None,
         "serves": serves(of.figures, metric) or None,
         "figures": [as_json(each) for each in of.figures],
     }

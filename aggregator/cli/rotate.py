@@ -7,7 +7,6 @@ import time
 
 from aggregator.cli.arguments import add_home, add_lives, duration_seconds, lives_of, opened
 from aggregator.errors import AggregatorError
-from device_sdk.wire.seal.descriptor import SERIAL_LIMIT
 
 DESCRIPTION = """\
 rotate keys   makes a new delegate, and new signing and HPKE keys under a new descriptor. The root
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--after",
-        type=_serial,
+        type=int,
         metavar="SERIAL",
         help="for keys, after a restore: above this serial, whatever the clock says, as serve's "
         "message, or a device's status, names it",
@@ -72,13 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     until = time.strftime("%Y-%m-%d", time.gmtime(new.delegation.expires_unix_seconds))
     print(f"descriptor {new.serial} is in force; serve can renew it until {until}")
     return 0
-
-
-def _serial(text: str) -> int:
-    serial = int(text)
-    if not 0 <= serial < SERIAL_LIMIT:
-        raise ValueError(text)
-    return serial
 
 
 def _refuse_lives(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, add_task, home_of, opened
 from aggregator.errors import AggregatorError
-from aggregator.evaluation import as_json, in_a_line, what_it_brings, what_serves
+from aggregator.evaluation import as_json, in_a_line, what_serves
 from aggregator.operate.health import FleetHealth, TaskHealth, reach_problems
 from aggregator.operate.moving import move_lines
 from aggregator.operate.problems import FleetProblem, Severity
@@ -135,7 +135,7 @@ def _print_task(task: TaskHealth, several: bool) -> None:
         print(f"rollback     {task.rollback.said}")
     if (found := task.evaluated) is not None:
         print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
-        if brings := what_it_brings(found.figures, task.metric):
+        if brings := task.brings:
             print(f"control arm  {brings}")
         if predictions := what_serves(found.figures, task.metric):
             print(f"predictions  {predictions}")
@@ -243,7 +243,7 @@ def _evaluation_as_json(task: TaskHealth) -> dict[str, object] | None:
         "version": found.version,
         "round": found.round,
         "figures": [as_json(each) for each in found.figures],
-        "brings": what_it_brings(found.figures, task.metric) or None,
+        "brings": task.brings or None,
         "stopped_at_version": task.store.facts.stopped_at,
     }
 

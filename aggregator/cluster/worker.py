@@ -467,9 +467,9 @@ class WorkerParts:
 
     def look(self) -> None:
         """See what changed in the store."""
-        for device_id in self.registry.refresh():
-            self.table.end(device_id)
-            LogEvent.REVOKED.log(device=device_id)
+        for row in self.registry.refresh():
+            self._send_all(self._uplink.farewell(row))
+            LogEvent.REVOKED.log(device=row.device_id)
         self._group_keys = self._store.secrets.group_keys()
         for each in self.board.served:
             if each.rounds.refresh():
@@ -647,13 +647,10 @@ class WorkerParts:
         answer_updates(settled, self._uplink, self._outgoing, self._standings)
 
     def _dismiss(self, device_id: bytes) -> None:
-        answer = self._uplink.farewell(device_id)
         with self._store.database.transaction():
             revoke(self._store, device_id, int(self._unix_clock()))
         LogEvent.LEFT.log(device=device_id)
         self.look()
-        if answer is not None:
-            self._outgoing.send(answer.topic, answer.payload)
 
     def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
         for topic, payload in messages:

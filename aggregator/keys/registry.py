@@ -34,10 +34,14 @@ Admits: TypeAlias = Callable[[Labels], bool]
 """Whether a task takes devices with these labels."""
 
 
-class Registry:
-    """The table of devices, in memory."""
+def _id_of(row: DeviceRow) -> bytes:
+    return row.device_id
 
-    def __init__(self, devices: Devices) -> None:
+
+class Registry:
+    """The table of devices, in memory. ``rows``: all of it, where that was just read."""
+
+    def __init__(self, devices: Devices, rows: Sequence[DeviceRow] | None = None) -> None:
         self._devices = devices
         self._by_handle: dict[bytes, DeviceRow] = {}
         self._by_id: dict[bytes, DeviceRow] = {}
@@ -50,7 +54,7 @@ class Registry:
         self.labels_revision = 0
         """Rises when labels may have changed: a device that joins has those of its code."""
         self._stored_revision = 0
-        self.reload()
+        self.reload(rows)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -58,8 +62,8 @@ class Registry:
     def revoked_ids(self) -> Iterable[bytes]:
         return self._revoked.values()
 
-    def refresh(self) -> list[bytes]:
-        """Take in what other processes changed; the ids of those here that were revoked since."""
+    def refresh(self) -> list[DeviceRow]:
+        """Take in what other processes changed; those here that were revoked since, by id."""
         stored = self._devices.revision()
         if stored == self._stored_revision:
             return []
@@ -74,8 +78,8 @@ class Registry:
         """Those of them whose rows are to be in memory."""
         return list(device_ids)
 
-    def _take(self, rows: Iterable[DeviceRow]) -> list[bytes]:
-        """Rows as they are now; the ids of those here that were revoked since."""
+    def _take(self, rows: Iterable[DeviceRow]) -> list[DeviceRow]:
+        """Rows as they are now; those here that were revoked since, by id."""
         rows, gone = list(rows), []  # all of them read, before any is taken
         for row in rows:
             if row.revoked_unix_seconds is None:
@@ -84,27 +88,28 @@ class Registry:
             self._revoked[row.handle] = row.device_id
             if self._by_id.pop(row.device_id, None) is not None:
                 del self._by_handle[row.handle]
-                gone.append(row.device_id)
+                gone.append(row)
         if rows:
             self.revision += 1
             self.labels_revision += 1
-        return sorted(gone)
+        return sorted(gone, key=_id_of)
 
-    def reload(self) -> list[bytes]:
-        """Read the table again; the ids of devices that were revoked since."""
+    def reload(self, rows: Sequence[DeviceRow] | None = None) -> list[DeviceRow]:
+        """Read the table again; the devices that were revoked since, by id."""
         stored = self._devices.revision()
-        rows = list(self._devices.all())
+        rows = list(self._devices.all()) if rows is None else rows
         self._stored_revision = stored
         active = [row for row in rows if row.revoked_unix_seconds is None]
         self.revision += 1
         self.labels_revision += 1
         gone = self._by_id.keys() - {row.device_id for row in active}
+        revoked = sorted((self._by_id[each] for each in gone), key=_id_of)
         self._by_handle = {row.handle: row for row in active}
         self._by_id = {row.device_id: row for row in active}
         self._revoked = {
             row.handle: row.device_id for row in rows if row.revoked_unix_seconds is not None
         }
-        return sorted(gone)
+        return revoked
 
     def add(self, row: DeviceRow) -> None:
         """A device enrolled; its row is in the table."""
@@ -201,7 +206,7 @@ class HeldRegistry(Registry):
         self._fresh: set[bytes] = set()  # read since the last time that some were let go
         super().__init__(devices)
 
-    def reload(self) -> list[bytes]:
+    def reload(self, rows: Sequence[DeviceRow] | None = None) -> list[DeviceRow]:
         stored = self._devices.revision()
         gone = self._take(self._devices.find_each(list(self._by_id)))
         self._stored_revision = stored

@@ -13,6 +13,7 @@ from typing import Any
 
 from aggregator.events import LogEvent
 from device_sdk.system.files import flush_file, open_regular, read_end
+from device_sdk.wire.seal.enrolment_message import without_codes
 
 DONE = "done"
 """The outcome of what was done."""
@@ -40,8 +41,8 @@ class AuditEntry:
     outcome: str
 
     def write(self) -> bytes:
-        """As it stands in the file: one line of JSON."""
-        return json.dumps(asdict(self), default=str).encode() + b"\n"
+        """As it stands in the file: one line of JSON, without any enrolment code."""
+        return without_codes(json.dumps(asdict(self), default=str)).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> AuditEntry | None:

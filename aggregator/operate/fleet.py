@@ -33,7 +33,7 @@ from aggregator.operate.devices import (
 )
 from aggregator.operate.health import FleetHealth, Rollback
 from aggregator.operate.invitations import UnusedCode
-from aggregator.operate.lookup import device_of, task_of, tasks_of
+from aggregator.operate.lookup import device_of, require_number, task_of, tasks_of
 from aggregator.operate.moving import FleetBroker
 from aggregator.operate.restoring import begin_generation
 from aggregator.operate.rounds import ReleasedRound, release
@@ -50,8 +50,9 @@ from aggregator.operate.training import FleetTraining, timed_of
 from aggregator.operate.versions import FleetEvaluations, FleetVersions, ModelFiles
 from aggregator.store import Store
 from aggregator.store.rows import RoundRow, StoredReport
+from device_sdk.link.broker_url import printed_url
 from device_sdk.system.printable import in_words
-from device_sdk.wire.seal.descriptor import Descriptor
+from device_sdk.wire.seal.descriptor import SERIAL_LIMIT, Descriptor
 from device_sdk.wire.seal.keys import RandomBytes
 
 
@@ -272,7 +273,9 @@ class Fleet:
         return invitations.unused_codes(self._store, int(self._clock()))
 
     def withdraw(self, code_id: str) -> UnusedCode:
-        """Have nobody join with a code any more, by the first digits of its id."""
+        """Have nobody join with a code any more, by the first digits of its id or the whole of
+        it."""
+        code_id = invitations.code_id_of(code_id)
         with self._doing("withdraw", code=code_id):
             return invitations.withdraw(self._store, code_id, int(self._clock()))
 
@@ -468,6 +471,7 @@ class Fleet:
     def rotate_keys(self, lives: Lives = USUAL_LIVES, *, after: int = 0) -> Descriptor:
         """New serving keys, as ``rotate keys`` makes them."""
         with self._doing("rotate keys"):
+            require_number("the serial to begin after", after, 0, SERIAL_LIMIT)
             now = int(self._clock())
             return rotate_keys(self.home, self._store, now, self._random_bytes, lives, after=after)
 
@@ -506,7 +510,13 @@ class Fleet:
                 ``password_file``, ``ca_file``, ``certificate_file``, ``key_file`` and
                 ``client_id_prefix``.
         """
-        doing = self._doing("move broker", url=url, grace_seconds=grace_seconds, own=own, **parts)
+        doing = self._doing(
+            "move broker",
+            url=printed_url(url),
+            grace_seconds=grace_seconds,
+            own=None if own is None else printed_url(own),
+            **parts,
+        )
         with doing, self._store.database.transaction():  # another operator may be at it, too
             moving.move(self.home, self._store, self._clock(), url, grace_seconds, own, parts)
 

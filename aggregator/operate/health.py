@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from threading import Condition, Thread
-from typing import Any
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation import what_it_brings
 from aggregator.events import LogEvent
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.registry import Registry
 from aggregator.operate.devices import DeviceState, state_of
-from aggregator.operate.names import called, called_all, parts_of, ranking_of
+from aggregator.operate.names import called_all, parts_of, ranking_of
 from aggregator.operate.problems import FleetProblem, Severity
 from aggregator.operate.waiting import WaitingRound, known
 from aggregator.rounds.machine import held
@@ -148,6 +148,12 @@ class TaskHealth:
     def metric(self) -> str:
         """That versions are compared by."""
         return metric_of(ranking_of(self._home, self.store.fleet, self.row))
+
+    @cached_property
+    def brings(self) -> str:
+        """What federation does, in a sentence; empty where nobody asked."""
+        found, asked = self.evaluated, self.evaluation is not None and self.evaluation.has_control
+        return "" if found is None else what_it_brings(found.figures, self.metric, asked=asked)
 
     @cached_property
     def rollback(self) -> Rollback:
@@ -282,7 +288,8 @@ class TaskHealth:
             counted = ", ".join(str(each.participants) for each in no_quorum)
             yield (
                 "no-quorum",
-                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates, and "
+                f"the last {_NO_QUORUM_ROUNDS} rounds made no version: {counted} updates with "
+                f"those carried over, of {self.store.log.devices(self.version)} devices, and "
                 f"round.quorum is {self.settings.quorum if self.settings else 1}",
             )
         if self.outcomes:
@@ -384,7 +391,7 @@ class FleetHealth:
         """All that ever enrolled, those revoked too."""
         self.serves = self.reach is not None or is_served(home) or store.lease.is_held()
         """Whether a serve runs, here or elsewhere."""
-        registry = Registry(store.devices)
+        registry = Registry(store.devices, self.devices)
         self.tasks = [
             TaskHealth(home, store, row, registry, now, most_rounds)
             for row in (store.tasks.all() if tasks is None else tasks)
@@ -413,7 +420,7 @@ class FleetHealth:
     @cached_property
     def own_problems(self) -> list[FleetProblem]:
         """Those of the fleet that stand now."""
-        return [FleetProblem(code, what, None, tuple(ids)) for code, what, *ids in self._problems()]
+        return [FleetProblem(*each) for each in self._problems()] + [*self._device_problems()]
 
     @property
     def problems(self) -> list[FleetProblem]:
@@ -425,7 +432,7 @@ class FleetHealth:
         """Whether nothing that the fleet is for fails to happen."""
         return all(each.severity is not Severity.ERROR for each in self.problems)
 
-    def _problems(self) -> Iterator[tuple[Any, ...]]:
+    def _problems(self) -> Iterator[tuple[str, str]]:
         facts = self.store.facts
         if self.works_alone:
             yield "no-coordinator", "nobody coordinates the cluster's workers"
@@ -448,31 +455,37 @@ class FleetHealth:
                 "chunk-store",
                 f"cluster.chunk_store cannot be written to ({printable(facts.mirror_problem)})",
             )
-        for row in self.devices if self._clashes else ():
-            if self.state_of(row) is DeviceState.ON_TWO_MACHINES:
-                seen = ago(self._clashes[row.device_id], self.now)
-                yield (
-                    "two-machines",
-                    f"two machines have the identity of {called(row)} (seen {seen})",
-                    row.device_id,
-                )
-        silent = [each for each in self.devices if self.state_of(each) is DeviceState.SILENT]
+
+    def _device_problems(self) -> Iterator[FleetProblem]:
+        """One of a kind, however many devices it is about."""
+        by_state: dict[DeviceState, list[DeviceRow]] = {each: [] for each in DeviceState}
+        for row in self.devices:
+            by_state[self.state_of(row)].append(row)
+        if copied := by_state[DeviceState.ON_TWO_MACHINES]:
+            of = f"each of {len(copied)} devices, " if len(copied) > 1 else ""
+            seen = ago(max(self._clashes[each.device_id] for each in copied), self.now)
+            what = f"two machines have the identity of {of}{called_all(copied)} (last seen {seen})"
+            yield FleetProblem.of_devices("two-machines", what, copied)
+        silent = by_state[DeviceState.SILENT]
         if len(silent) > self.active / 2:
-            yield (
-                "devices-silent",
-                f"{len(silent)} of {self.active} devices were not heard of for a day",
-                *(each.device_id for each in silent),
-            )
-        for token in self.store.tokens.tried_by_strangers():
-            if self.now < token.expires_unix_seconds + _LEAK_SHOWN_SECONDS:
-                owner = next((r for r in self.devices if r.device_id == token.device_id), None)
-                yield (
-                    "code-leaked",
-                    f"the code of {'nobody' if owner is None else called(owner)} was tried "
-                    f"{token.strangers} times by another key, last by "
-                    f"{(token.last_stranger or b'').hex()[:16]}...",
-                    *(() if owner is None else (owner.device_id,)),
-                )
+            what = f"{len(silent)} of {self.active} devices were not heard of for a day"
+            yield FleetProblem.of_devices("devices-silent", what, silent)
+        leaked = [
+            each
+            for each in self.store.tokens.tried_by_strangers()
+            if self.now < each.expires_unix_seconds + _LEAK_SHOWN_SECONDS
+        ]
+        if leaked:
+            used_by = {each.device_id for each in leaked}
+            owners = [each for each in self.devices if each.device_id in used_by]
+            times = sum(each.strangers for each in leaked)
+            stranger = (leaked[-1].last_stranger or b"").hex()[:16]
+            names = called_all(owners) or "nobody"
+            codes = f"the code of {names} was"
+            if len(leaked) > 1:
+                codes = f"{len(leaked)} codes, of {names}, were"
+            what = f"{codes} tried {times} times by another key, last by {stranger}..."
+            yield FleetProblem.of_devices("code-leaked", what, owners)
 
     def state_of(self, row: DeviceRow) -> DeviceState:
         """How a device is doing."""

@@ -13,14 +13,17 @@ from aggregator.keys.enrolment import make_codes
 from aggregator.keys.folder import current_descriptor
 from aggregator.keys.registry import revoke
 from aggregator.operate.devices import changed_labels, require_device_name
-from aggregator.operate.lookup import device_of
+from aggregator.operate.lookup import SECONDS_LIMIT, device_of, require_number
 from aggregator.operate.names import ID_DIGITS, called
 from aggregator.store import Store
 from aggregator.store.rows import TokenRow
 from device_sdk.system.files import flush_file, flush_folder
+from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.enrolment_message import parse_code, without_codes
 from device_sdk.wire.seal.keys import RandomBytes
 
 DAY_SECONDS = 86_400
+_CODES_LIMIT = 1_000_001
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,8 @@ def invite(
         raise AggregatorError("--replaces goes with one code: leave out --count")
     if name is not None and count != 1:
         raise AggregatorError("--name goes with one code: leave out --count, or use --label")
-    if count < 1 or expires_seconds < 1:
-        raise AggregatorError("a code is made at least once, and holds for a second at least")
+    require_number("the number of codes", count, 1, _CODES_LIMIT)
+    require_number("how long a code holds, in seconds,", expires_seconds, 1, SECONDS_LIMIT)
     if name is not None:
         require_device_name(name)
     labels = changed_labels(labels, {})
@@ -95,8 +98,17 @@ def unused_codes(store: Store, now: int) -> list[UnusedCode]:
     return [UnusedCode.of(row) for row in store.tokens.usable(now)]
 
 
+def code_id_of(text: str) -> str:
+    """The id of a whole code, which tells nothing of its secret; else ``text``, but for what may be
+    the most of a code."""
+    try:
+        return parse_code(text).token_id.hex()
+    except WireError:
+        return without_codes(text)
+
+
 def withdraw(store: Store, code_id: str, now: int) -> UnusedCode:
-    """Delete an unused code, by the first digits of its id: nobody joins with it any more. Raises
+    """Delete an unused code, as ``Fleet`` says: nobody joins with it any more. Raises
     AggregatorError unless it is just one. A device that it was to replace stays revoked."""
     wanted = code_id.strip().lower()
     with store.database.transaction():

@@ -5,6 +5,16 @@ from __future__ import annotations
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, TaskRow
+from device_sdk.wire.seal.enrolment_message import without_codes
+
+SECONDS_LIMIT = 2**40
+"""Times are below, and how long something lasts."""
+
+
+def require_number(what: str, value: int, least: int, limit: int) -> None:
+    """``value`` is from ``least`` on and below ``limit``. Raises AggregatorError."""
+    if not least <= value < limit:
+        raise AggregatorError(f"{what} is {value}: expected {least} to {limit - 1}")
 
 
 def device_of(store: Store, text: str) -> DeviceRow:
@@ -17,7 +27,8 @@ def device_of(store: Store, text: str) -> DeviceRow:
     if len(found) != 1:
         what = "no device" if not found else f"{len(found)} devices"
         raise AggregatorError(
-            f"{what} named {text!r}, or with an id that begins so; see tessera-aggregator devices"
+            f"{what} named {without_codes(text)!r}, or with an id that begins so; see "
+            "tessera-aggregator devices"
         )
     return found[0]
 

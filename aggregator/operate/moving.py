@@ -9,6 +9,7 @@ from typing import Any
 from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
+from aggregator.operate.lookup import SECONDS_LIMIT, require_number
 from aggregator.serve.successor import (
     ask_for_move,
     call_off,
@@ -19,7 +20,7 @@ from aggregator.serve.successor import (
 )
 from aggregator.store import Store
 from aggregator.task.file import read_task
-from device_sdk.link.broker_url import BrokerWay, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay, parse_broker_url, printed_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ def move(
     parts: Mapping[str, Any],
 ) -> None:
     """Ask for a move, as ``Fleet`` says; inside a transaction. Raises AggregatorError."""
+    require_number("the grace in seconds", grace_seconds, 1, SECONDS_LIMIT)
     fleet = read_task(home.task_file).fleet
     require_movable(fleet.cluster)
     named = fleet.broker.way
@@ -87,17 +89,18 @@ def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
     move = find_move(store)
     if move is None or (named is not None and not move.is_about(named)):
         return []
-    told, until = move.announced.url, moment_of(move.until_unix_seconds)
-    said = f"both serve until {until}"
+    told, until = move.announced.url and printed_url(move.announced.url), move.until_unix_seconds
+    said = f"both serve until {moment_of(until)}"
     if not move.is_reached:
         said += f", and until a device has been at {move.new}: none has yet"
     if not move.is_over(now) and move.is_called_off:
         return [f"stays        devices come back by themselves to {move.new}: {said}"]
     if not move.is_over(now):
         return [f"moves        to {told}: devices go there by themselves; {said}"]
-    if named is not None and named.url.address != (url := move.new.url.address):
+    if named is not None and named.url.address != move.new.url.address:
+        asks = ", with the query that it has," if move.new.url.has_query else ""
         return [
-            f'moved        to {told or url}: write broker.url = "{url}" in the task file, which '
-            "still names the broker before"
+            f'moved        to {told or move.new}: write broker.url = "{move.new}"{asks} in the '
+            "task file, which still names the broker before"
         ]
     return []

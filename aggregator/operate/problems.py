@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from aggregator.store.rows import DeviceRow
 
 
 class Severity(StrEnum):
@@ -173,6 +176,9 @@ KINDS = {
 }
 
 
+_MOST_LISTED = 100
+
+
 @dataclass(frozen=True, slots=True)
 class FleetProblem:
     """A problem that stands now.
@@ -181,13 +187,21 @@ class FleetProblem:
         code: of its kind, one of :data:`KINDS`.
         what: in words, with names and numbers; printable.
         task: which it is of; None: of the fleet.
-        device_ids: of the devices that it is about.
+        device_ids: of the devices that it is about, of the first ones of many.
+        devices: how many these are.
     """
 
     code: str
     what: str
     task: str | None = None
     device_ids: tuple[bytes, ...] = ()
+    devices: int = 0
+
+    @classmethod
+    def of_devices(cls, code: str, what: str, devices: Sequence[DeviceRow]) -> FleetProblem:
+        """One of the fleet, about these."""
+        ids = tuple(each.device_id for each in devices[:_MOST_LISTED])
+        return cls(code, what, None, ids, len(devices))
 
     @property
     def severity(self) -> Severity:
@@ -214,6 +228,7 @@ class FleetProblem:
             "task": self.task,
             "what": self.what,
             "to_do": self.to_do,
+            "devices": self.devices,
             "device_ids": [each.hex() for each in self.device_ids],
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.keys.folder import USUAL_LIVES, renew_descriptor
+from aggregator.operate.lookup import SECONDS_LIMIT, require_number
 from aggregator.store import Store
 from device_sdk.wire.seal.broadcast import new_group_key
 from device_sdk.wire.seal.keys import RandomBytes
@@ -15,6 +16,7 @@ def begin_generation(
 ) -> int:
     """Begin a new generation, which is returned: devices have seen rounds that the backup does not
     know. Raises AggregatorError."""
+    require_number("the Unix time to begin after", after, 0, SECONDS_LIMIT)
     # A serve that runs would go on with the round that is given up here, in the old generation.
     with serve_lock(home):
         tasks = [store.task(each.number) for each in store.tasks.all()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation import what_it_brings
 from aggregator.home import AggregatorHome
 from aggregator.models import Format, model_files
 from aggregator.operate.health import Rollback
@@ -52,6 +53,7 @@ class FleetEvaluations:
     Attributes:
         metric: what the figures are of that count most; empty for none.
         best, ranking: as of :class:`FleetVersions`.
+        control: whether some of the devices are to train a model alone.
         note: why there are none, or else what would tell what federation brings; empty for neither.
     """
 
@@ -60,6 +62,7 @@ class FleetEvaluations:
     metric: str
     best: int | None
     ranking: Ranking | None
+    control: bool
     note: str
 
     @classmethod
@@ -68,8 +71,11 @@ class FleetEvaluations:
         own, task = store.task(row.number), readable_task_of(home, store, row)
         ranking = None if task is None else task.ranking
         found, best = own.evaluations.latest(count), own.versions.best(ranking)
+        control = task is not None and task.has_control
         if found:
-            note = _NO_CONTROL if task is not None and task.may_have_control else ""
+            may = task is not None and task.may_have_control and not control
+            told = any(what_it_brings(each.figures) for each in found)
+            note = _NO_CONTROL if may and not told else ""
         elif task is not None and task.evaluation is not None:
             joined = sum(each.revoked_unix_seconds is None for each in store.devices.all())
             note = _none_yet(str(row.name), task.evaluation.least_devices, joined)
@@ -78,7 +84,7 @@ class FleetEvaluations:
                 f"task {row.name} has no figures: its file has no table "
                 "[evaluation] that can be read"
             )
-        return cls(str(row.name), tuple(found), metric_of(ranking), best, ranking, note)
+        return cls(str(row.name), tuple(found), metric_of(ranking), best, ranking, control, note)
 
 
 _NO_CONTROL = (

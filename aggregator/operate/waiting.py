@@ -22,7 +22,8 @@ class WaitingRound:
         awaited: devices that it waits for.
         passed_over: devices that it selected, that were not heard of, and that it waits for no
             longer, or never did.
-        updates: that a version would be made of now.
+        updates: that a version would be made of now, of so many ``devices``: fewer, where some of
+            these were carried over and their devices sent another one.
         closes_seconds: from now, when it closes if nothing more comes.
         left_seconds: from now, when it closes at the latest.
     """
@@ -32,6 +33,7 @@ class WaitingRound:
     awaited: list[DeviceRow]
     passed_over: list[DeviceRow]
     updates: int
+    devices: int
     closes_seconds: float
     left_seconds: float
 
@@ -64,6 +66,7 @@ class WaitingRound:
             known(registry, awaited),
             known(registry, passed_over),
             updates,
+            store.log.devices(row.version),
             max(0.0, closes - elapsed),
             max(0.0, row.length_seconds - elapsed),
         )
@@ -108,14 +111,20 @@ class WaitingRound:
         if self.updates < self.quorum:
             yield (
                 f"closes       in {span(self.left_seconds)}: {self.updates} of the "
-                f"{self.quorum} updates have come that make a version"
+                f"{self.quorum} updates have come that make a version{self._of_fewer}"
             )
         else:
             yield (
                 f"closes       when they have come, in {span(self.closes_seconds)} without them, "
-                f"in {span(self.left_seconds)} at the latest"
+                f"in {span(self.left_seconds)} at the latest{self._of_fewer}"
             )
         yield f"because      {self.because}"
+
+    @property
+    def _of_fewer(self) -> str:
+        if self.devices >= self.updates:
+            return ""
+        return f"; {self.updates} updates with those carried over, of {self.devices} devices"
 
     def as_json(self) -> dict[str, object]:
         """For programs."""
@@ -124,6 +133,7 @@ class WaitingRound:
             "waits_for": listed(self.awaited),
             "passes_over": listed(self.passed_over),
             "updates": self.updates,
+            "devices": self.devices,
             "quorum": self.quorum,
             "closes_in_seconds": self.closes_seconds,
             "deadline_in_seconds": self.left_seconds,

@@ -278,7 +278,8 @@ class Aggregation:
         made = self._method.state() if self._made is None else self._made
         self._keep_version(summary.round_id, summary.version, made)
         if summary.version != self.version:
-            self._note(summary.version, summary.round_id, summary.participants)
+            devices = self._store.log.devices(self.version)
+            self._note(summary.version, summary.round_id, devices)
         self._made = None
         self._store.log.clear()
         self._store.shares.clear()

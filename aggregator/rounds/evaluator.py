@@ -129,12 +129,15 @@ class Evaluator:
 
     def tell(self, found: Iterable[EvaluatedVersion]) -> None:
         """Log what versions' figures are."""
-        metric = "" if self.settings is None else metric_of(self.settings.ranking)
+        settings = self.settings
+        metric = "" if settings is None else metric_of(settings.ranking)
+        has_control = settings is not None and settings.has_control
         for each in found:
-            told = (say(each.figures, metric) for say in (what_it_brings, what_serves))
+            brings = what_it_brings(each.figures, metric, asked=has_control)
+            told = (in_a_line(each.figures), brings, what_serves(each.figures, metric))
             LogEvent.EVALUATED.log(
                 version=each.version,
-                found="; ".join(filter(None, (in_a_line(each.figures), *told))),
+                found="; ".join(filter(None, told)),
                 figures=[{key: as_json(one)[key] for key in _LOGGED} for one in each.figures],
             )
 

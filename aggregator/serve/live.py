@@ -6,6 +6,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -176,7 +177,7 @@ def render(seen: Snapshot) -> Panel:
         if task.evaluated is not None:
             found = in_a_line(task.evaluated.figures)
             parts.append(Text(f"version {task.evaluated.version}: {found}", style="cyan"))
-            for say in (what_it_brings, what_serves):
+            for say in (partial(what_it_brings, asked=task.control), what_serves):
                 if sentence := say(task.evaluated.figures, task.metric):
                     parts.append(Text(sentence, style="cyan"))
         if task.finished:

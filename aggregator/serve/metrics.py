@@ -64,6 +64,8 @@ class TaskSnapshot:
     """The newest version that has figures."""
     metric: str = ""
     """That versions are compared by."""
+    control: bool = False
+    """Whether some of the devices are to train a model alone."""
     stopped: bool = False
     """Whether early stopping has ended its rounds."""
     waits_for: int = 0

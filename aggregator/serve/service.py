@@ -147,6 +147,7 @@ class Service:
         }
         self.bytes_received = 0
         self._last: Snapshot | None = None
+        self._published_under = -1  # the serial of a descriptor
         self._next_snapshot_seconds = 0.0
         self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
         self._next_look_seconds = parts.clock() + _LOOK_SECONDS
@@ -204,6 +205,8 @@ class Service:
         if parts.announcements.names_changed():
             self._announce([parts.announcements.tasks()], [])
         self._tend_keys()
+        if parts.keys.current().descriptor.serial != self._published_under:
+            self._publish_anew()
         if parts.fence.may_announce():
             with parts.store.database.transaction():  # before anybody hears of it
                 parts.store.facts.announced_unix_seconds = parts.fence.started_unix_seconds
@@ -354,15 +357,12 @@ class Service:
         answer_updates(settled, parts.uplink, parts.outgoing, parts.standings)
 
     def _dismiss(self, device_id: bytes) -> None:
-        """A device leaves: it is revoked, as by the operator, and told so by a last receipt."""
+        """A device leaves: it is revoked, as by the operator."""
         parts = self._parts
-        answer = parts.uplink.farewell(device_id)
         with parts.store.database.transaction():
             revoke(parts.store, device_id, int(parts.unix_clock()))
         LogEvent.LEFT.log(device=device_id)
         self._look_again()
-        if answer is not None:
-            parts.outgoing.send(answer.topic, answer.payload)
 
     def _send_all(self, messages: Iterable[tuple[str, bytes]]) -> None:
         for topic, payload in messages:
@@ -413,16 +413,31 @@ class Service:
         if parts.keys.tend(between_rounds=between_rounds):
             self._announce(parts.announcements.standing(), [])
 
+    def _publish_anew(self) -> None:
+        """Other keys may be in force than those that signed what lies at the broker. A round that
+        rests begins anew, and what is left of one that is over, and that no other follows, is
+        cleared; of others devices see the next one soon."""
+        self._published_under = self._parts.keys.current().descriptor.serial
+        for task in self._parts.tasks.served:
+            rounds, publisher = task.rounds, task.publisher
+            if publisher.is_readable:
+                continue
+            if rounds.rests:
+                rounds.begin_anew()
+            elif rounds.paused and rounds.current is None:
+                with self._parts.store.database.transaction():
+                    publisher.withdraw_round()
+
     def _look_again(self) -> None:
         """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
         parts.move.require_same()
-        for device_id in parts.registry.refresh():
-            parts.store.devices.forget_told(device_id)  # what came while it was being revoked
-            parts.table.end(device_id)
+        for row in parts.registry.refresh():
+            parts.store.devices.forget_told(row.device_id)  # what came while it was being revoked
+            self._send_all(parts.uplink.farewell(row))
             for task in parts.tasks.served:
-                task.rounds.revoked(device_id)
-            LogEvent.REVOKED.log(device=device_id)
+                task.rounds.revoked(row.device_id)
+            LogEvent.REVOKED.log(device=row.device_id)
         parts.tasks.look_again()
         for task in parts.tasks.served:
             task.rounds.labels_changed()
@@ -469,5 +484,6 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         finished=tuple(row for row in latest if not row.unfinished),
         evaluated=next(iter(task.store.evaluations.latest()), None),
         metric=metric_of(task.task.ranking),
+        control=task.task.has_control,
         stopped=rounds.stopped,
     )

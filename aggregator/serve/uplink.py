@@ -108,14 +108,11 @@ class Uplink:
                 return self._enrol(message.payload)
             if not isinstance(topic, UpTopic):
                 raise WireError("wrong-topic", "a message on a topic that is ours to write to")
-            gone = self._farewells.get(topic.handle) if self._farewells else None
-            if gone is not None:
-                return gone
             try:
                 device = self._registry.sender(topic)
             except WireError as error:
                 unknown = topic.handle if error.reason == "unknown-handle" else b""
-                return Refusal(error, b"", unknown=unknown)
+                return Refusal(error, b"", self._farewells.get(topic.handle), unknown)
             if message.payload[1:2] == _SESSION_OPEN:
                 known, keys = credential(device), self._group_keys()
                 reply = self._table.accept_open(known, message.payload, keys)
@@ -167,21 +164,27 @@ class Uplink:
             return None
         return Answer(self._topics.write(DownTopic(device.handle)), sealed)
 
-    def farewell(self, device_id: bytes) -> Answer | None:
-        """The last receipt of a device that leaves, made while it still has a session.
+    def farewell(self, gone: DeviceRow) -> list[tuple[str, bytes]]:
+        """End the sessions of a device that was revoked, or leaves: a last receipt, with its topic,
+        under one that it has.
 
-        Kept, within bounds, and sent again whenever something comes on the topic: the device asks
-        until it has it, and no session will tell it from then on.
+        Kept, within bounds, and sent again whenever something comes on the topic: who leaves asks
+        until it has it, and no session will tell the device from then on.
         """
-        device = self._registry.by_id(device_id)
-        if device is None:
-            return None
-        answer = self.receipt(device_id, Receipt(leave_digest(device_id), Verdict.NOTED))
-        if answer is not None:
-            self._farewells[device.handle] = answer
-            if len(self._farewells) > _MOST_FAREWELLS:
-                self._farewells.popitem(last=False)
-        return answer
+        device_id, table = gone.device_id, self._table
+        seal = table.seal if table.has_session(device_id) else table.seal_newest
+        receipt = write_receipt(Receipt(leave_digest(device_id), Verdict.NOTED))
+        try:
+            sealed = seal(device_id, RecordType.RECEIPT, receipt)
+        except WireError:
+            return []
+        finally:
+            table.end(device_id)
+        answer = Answer(self._topics.write(DownTopic(gone.handle)), sealed)
+        self._farewells[gone.handle] = answer
+        if len(self._farewells) > _MOST_FAREWELLS:
+            self._farewells.popitem(last=False)
+        return [answer[:2]]
 
     def _enrol(self, payload: bytes) -> Answer:
         if self._enrolment is None:

@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,7 +136,7 @@ class Simulated:
             )
         yield from self._recipes()
         yield from self._compared(what_serves)
-        brings = [*self._compared(what_it_brings)]
+        brings = [*self._compared(partial(what_it_brings, asked=self.task.has_control))]
         if self._figures and not brings and self.task.may_have_control:
             brings = [
                 "control = 0.2 under [evaluation], say, has a fifth of the devices train a second "

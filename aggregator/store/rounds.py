@@ -131,6 +131,19 @@ class UpdateLog(TableOfTask):
         """Updates to absorb."""
         return self._count("updates", "AND quarantined IS NULL")
 
+    def devices(self, version: int) -> int:
+        """Of how many devices the updates are that :meth:`waiting` counts, and those that a
+        cluster's workers have in sums: of the rounds of ``version``, the newest. A device whose
+        update was carried over may have sent more than one."""
+        row = self._database.row(
+            "SELECT count(*) FROM (SELECT device_id FROM updates WHERE task = ? "
+            "AND quarantined IS NULL UNION SELECT verdicts.device_id FROM verdicts "
+            "JOIN rounds USING (task, generation, round) WHERE task = ? AND rounds.version = ? "
+            "AND reason IS NULL) AS counted",
+            (self._task, self._task, version),
+        )
+        return 0 if row is None else int(row[0])
+
     def last_seq(self) -> int:
         """The highest number in the log; 0 when it is empty."""
         return int(self._value("max(seq)", "updates") or 0)

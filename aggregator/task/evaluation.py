@@ -57,6 +57,11 @@ class EvaluationSettings:
     control: Annotated[float, Within(0, 1)] = 0.0
 
     @property
+    def has_control(self) -> bool:
+        """Whether some of the devices are to train a model alone."""
+        return self.control > 0
+
+    @property
     def terms(self) -> EvaluationTerms:
         """What devices are told."""
         return EvaluationTerms(

@@ -473,6 +473,11 @@ class Task:
         return None if self.evaluation is None else self.evaluation.ranking
 
     @property
+    def has_control(self) -> bool:
+        """Whether its file asks for a control arm."""
+        return self.evaluation is not None and self.evaluation.has_control
+
+    @property
     def may_have_control(self) -> bool:
         """Whether its devices can train a model alone (``evaluation.control``)."""
         return not self.binding.why_no_control(len(self.artifacts))
@@ -591,7 +596,7 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
     if settings.late == "staleness" and (obstacle := binding.why_no_staleness()):
         raise rounds.error("late", f"is 'staleness', and {obstacle}")
     evaluation = _evaluation(root, binding, artifacts)
-    if evaluation is not None and evaluation.control:
+    if evaluation is not None and evaluation.has_control:
         binding = replace(binding, control=True)
     task = Task(
         fleet=_fleet(root, path.parent) if fleet is None else fleet,

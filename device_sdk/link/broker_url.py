@@ -69,6 +69,11 @@ class BrokerUrl:
             login += f":{quote(self.password, safe='')}"
         return self.address.replace("://", f"://{login}@", 1)
 
+    @property
+    def has_query(self) -> bool:
+        """Whether a WebSocket's path has one, which may be a password."""
+        return "?" in (self.path or "")
+
     def __str__(self) -> str:
         """The address without user, password and query, fit for a log."""
         return f"{self.scheme}://{self.authority}{(self.path or '').partition('?')[0]}"
@@ -123,6 +128,14 @@ def parse_broker_url(text: str) -> BrokerUrl:
         password=unquote(parts.password) if parts.password is not None else None,
         path=path,
     )
+
+
+def printed_url(text: str) -> str:
+    """``text`` as a log may have it, whether :func:`parse_broker_url` can read it or not."""
+    try:
+        return str(parse_broker_url(text))
+    except ValueError:
+        return "no broker URL"
 
 
 @dataclass(frozen=True, slots=True)

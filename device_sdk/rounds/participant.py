@@ -453,6 +453,8 @@ class Participant:
         row = self.sender.on_receipt(receipt)
         if self.farewell is not None:
             self.farewell.on_receipt(receipt)
+        elif receipt.digest == leave_digest(self._world.membership.grant.device_id):
+            self.sessions.dismissed()
         if row is not None and row.task in self.rounds:
             self.rounds[row.task].receipted()
 

@@ -42,6 +42,10 @@ CLASH = (
     "over each other's connection and sessions. Enrol one of them again, with a home of its own "
     "and a code from tessera-aggregator invite"
 )
+REVOKED = (
+    "this device was revoked: it takes part no more. To come back it has to enrol again, with a "
+    "home of its own and another code"
+)
 _MOST_DRIFT = 0.02
 _FRESH_SECONDS = 60.0
 
@@ -174,6 +178,7 @@ class SessionKeeper:
         """Sessions opened since the process started."""
         self.clash = False
         """Whether another machine has this device's identity, as the aggregator said last."""
+        self._revoked = False
         self._run = os.urandom(RUN_BYTES)
 
     @property
@@ -194,6 +199,8 @@ class SessionKeeper:
     @property
     def problem(self) -> str:
         """What keeps a session from being opened, for people; empty for nothing."""
+        if self._revoked:
+            return REVOKED
         if self._outdated:
             return self._outdated_words()
         if self.clash:
@@ -309,7 +316,7 @@ class SessionKeeper:
                 self._opening = None
                 self._next_seconds = self._clock() + self._pace.most_seconds
             raise
-        self._opening, self._outdated = None, False
+        self._opening, self._outdated, self._revoked = None, False, False
         self._unanswered = self._attempts = 0
         # First, since the disk may be full: then there is no session, and another open is due.
         with self._home.database.transaction():
@@ -349,6 +356,12 @@ class SessionKeeper:
             self._next_seconds = min(soon, self._next_seconds) if self._wanted else soon
             self._told_seconds = self._next_seconds
             self._wanted = True
+
+    def dismissed(self) -> None:
+        """The aggregator has told, in a session, that it does not know this device any more."""
+        if not self._revoked:
+            _log.warning("%s", REVOKED)
+        self._revoked = True
 
     def needed_within(self, seconds: float) -> None:
         """There is something to send for so long: a wait that was told is cut to fit."""

@@ -119,6 +119,19 @@ def test_the_extras_exist() -> None:
     assert {extra for each in named for extra in each.split(",")} <= set(extras)
 
 
+def test_what_is_installed_can_run_the_console() -> None:
+    pages = [
+        (ROOT / "docs" / "operating" / f"{each}.md").read_text()
+        for each in ("deploy", "containers")
+    ]
+    installed = re.findall(
+        r"EXTRAS=([a-z,]+)|tessera-edge\[([a-z,]+)\]", "".join([DOCKERFILE, *pages])
+    )
+    assert len(installed) == 4
+    for each in map("".join, installed):
+        assert {"aggregator", "console"} <= set(each.split(",")), each
+
+
 @pytest.mark.parametrize("pod", PODS.values(), ids=[*PODS])
 def test_pods_are_confined_and_mount_what_they_have(pod: Found) -> None:
     assert pod["automountServiceAccountToken"] is False

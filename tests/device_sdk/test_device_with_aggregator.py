@@ -127,6 +127,23 @@ def test_a_revoked_device_gets_no_further_and_says_so(mosquitto: Mosquitto, tmp_
         assert len(goes.recommend(3, user="anna")) == 3  # what was learnt stays
 
 
+def test_a_device_that_is_revoked_in_no_round_learns_of_it_at_once(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    operator = Operator(tmp_path, mosquitto.url, rounds=0, wait=9)  # no round opens
+    (code,) = operator.codes(1)
+    with operator.serving(), enrolled(mosquitto.url, code, tmp_path / "device", 0) as device:
+        told: list[str] = []
+        device.on("problem", lambda event: told.append(event.text))
+        device.start()
+        wait_until(lambda: device.status().session)
+        operator.revoke(device.device_id)
+        wait_until(lambda: "this device was revoked: " in device.status().problem)
+        with Device.open(tmp_path / "device", read_only=True) as beside:
+            wait_until(lambda: "this device was revoked: " in beside.status().problem)
+        wait_until(lambda: any("another code" in each for each in told))
+
+
 def test_the_embed_example_joins_learns_and_recommends(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def full_home(
     devices: int = 40,
     versions: int = 30,
     url: str = "mqtt://127.0.0.1:1",
+    counted: int = 4,
 ) -> AggregatorHome:
     """A home that was served, filled by :func:`fill`, and can be served again."""
     home = make_home(folder, url, "quorum = 2", MORE)
@@ -48,13 +49,14 @@ def full_home(
         pass
     store = home.open_store()
     with store.database.transaction():
-        fill(store, now, devices, versions)
+        fill(store, now, devices, versions, counted)
     store.database.close()
     return home
 
 
-def fill(store: Store, now: float, devices: int, versions: int) -> None:
-    """Inside a transaction. The last round is open."""
+def fill(store: Store, now: float, devices: int, versions: int, counted: int = 4) -> None:
+    """Inside a transaction. The last round is open; so many updates were counted in it, of which
+    nothing but that is there."""
     rng = np.random.default_rng(4)
     _devices(store, int(now), devices)
     for row in store.first.rounds.latest(1000):  # those of the serve that made the home
@@ -62,7 +64,7 @@ def fill(store: Store, now: float, devices: int, versions: int) -> None:
     first = max((row.round for row in store.first.rounds.latest()), default=0) + 1
     for version in range(1, versions + 1):
         _version(store, now, version, versions, rng, devices, first + version - 1)
-    _open_round(store, now, versions, first + versions, devices)
+    _open_round(store, now, versions, first + versions, devices, counted)
     _told(store, now, first + versions - 1, devices, rng)
     store.refusals.add({"late": 3, "bad-signature": 1})
 
@@ -114,7 +116,7 @@ def _version(
         )
     )
     figures = [
-        _figure(stage, metric, part, learnt, rng, devices)
+        _figure(stage, metric, part, learnt, rng, devices, version)
         for stage in STAGES
         for metric in ("hr10", "ndcg10")
         for part in ("", *PARTS)
@@ -137,7 +139,13 @@ def _version(
 
 
 def _figure(
-    stage: str, metric: str, part: str, learnt: float, rng: np.random.Generator, devices: int
+    stage: str,
+    metric: str,
+    part: str,
+    learnt: float,
+    rng: np.random.Generator,
+    devices: int,
+    rounds: int,
 ) -> Figure:
     best = {"global": 0.5, "personal": 0.6, "alone": 0.4}[stage]
     best *= 0.7 if metric == "ndcg10" else 1.0
@@ -146,20 +154,22 @@ def _figure(
     more = {}
     if stage != ALONE and not part:
         more = {"over_alone": value - 0.4 * learnt, "over_alone_half_width": 0.05}
-        more |= {"control_devices": 8}
+        more |= {"control_devices": 8, "control_rounds": rounds}
     return Figure(
         stage, metric, part, devices // (3 if part else 1), 100.0, 0, value, 0.0, value,  # type: ignore[arg-type]
         deciles=tuple(value * (0.5 + place / 10) for place in range(9)), typical=value, **more,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def _open_round(store: Store, now: float, version: int, number: int, devices: int) -> None:
+def _open_round(
+    store: Store, now: float, version: int, number: int, devices: int, counted: int
+) -> None:
     row = RoundRow(
         number,
         1,
         version,
         now - 30,
-        now + 60,
+        now + 3570,
         bytes(32),
         2**64 - 1,
         devices - 1,
@@ -167,7 +177,7 @@ def _open_round(store: Store, now: float, version: int, number: int, devices: in
         opening=number,
     )
     store.first.rounds.add(row)
-    took_in(store, number, range(4))
+    took_in(store, number, range(counted))
     verdict = StoredVerdict(1, number, device_id(9), bytes(32), "stale-version", 6.0)
     store.first.log.append([], [verdict])
 

@@ -311,6 +311,7 @@ def _running(data: bytes) -> None:
     assert isinstance(live.problem_of("air"), str) and isinstance(live.process, int)
     assert isinstance(live.problem_of("default"), str)
     assert all(isinstance(number, int) for number in live.working_on.values())
+    assert all(isinstance(reason, str) for reason in live.left_out.values())
 
 
 def _hex(*texts: str) -> list[bytes]:
@@ -472,7 +473,8 @@ CODEC_TARGETS = (
         _running,
         lambda: [
             b'{"connected":true,"session":true,"working_on":{"default":7},"problem":"x",'
-            b'"problems":{"air":"y"},"process":12,"unix_seconds":1800000000}'
+            b'"problems":{"air":"y"},"process":12,"unix_seconds":1800000000,'
+            b'"left_out":{"films":"z"}}'
         ],
         (ValueError,),
         512,

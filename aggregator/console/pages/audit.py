@@ -39,13 +39,20 @@ def _read(fleet: Fleet, query: PageQuery) -> AuditView:
                 moment_of(int(each.unix_seconds)),
                 printable(each.actor),
                 printable(each.action),
-                printable(", ".join(f"{name}: {value}" for name, value in each.arguments.items())),
+                printable(", ".join(f"{n}: {_said(value)}" for n, value in each.arguments.items())),
                 printable(each.outcome),
                 each.outcome == DONE,
             )
             for each in reversed(fleet.audit(_MOST))
         )
     )
+
+
+def _said(value: object) -> str:
+    """Labels, and items of lists, with spaces between, as the commands take them."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={each}" for name, each in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 AUDIT = ConsolePage("audit", "Audit", _read)

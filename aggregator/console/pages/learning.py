@@ -27,6 +27,7 @@ from aggregator.evaluation import (
     what_serves,
 )
 from aggregator.look.charts import Band, Bar, Line, Picture, bar_chart, line_chart
+from aggregator.methods.said import ROUND_METRICS
 from aggregator.operate.comparing import ComparedVersion
 from aggregator.operate.fleet import Fleet
 from aggregator.operate.training import FleetTraining
@@ -50,10 +51,11 @@ _STYLES = ("sensor", "phone", "tablet", "desktop")
 
 @dataclass(frozen=True, slots=True)
 class LearningPicture:
-    """A picture, and the name by which it is taken away."""
+    """A picture, the name by which it is taken away, and what it is of; empty where unknown."""
 
     name: str
     picture: Picture
+    means: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ def _read(fleet: Fleet, query: PageQuery) -> LearningView:
         metrics=metrics,
         best=found.best,
         best_by="" if found.ranking is None else printable(found.ranking.metric),
-        brings=what_it_brings(newest, metric) if newest else "",
+        brings=what_it_brings(newest, metric, asked=found.control) if newest else "",
         serves=what_serves(newest, metric) if newest else "",
         note=printable(found.note),
         quality=tuple(_quality(found, metric)),
@@ -299,12 +301,18 @@ def _of_round(rounds: Sequence[RoundRow], name: str) -> LearningPicture:
     called = printable(name)
     line = Line(called, "fleet" if "loss" in name else "desktop", points)
     drawn = line_chart(f"{called} by round", [line], x_label="round", from_zero=False)
-    return LearningPicture(name, drawn)
+    known = ROUND_METRICS.get(name)
+    return LearningPicture(name, drawn, known.means if known else "")
 
 
 def _parts(training: FleetTraining) -> Picture:
     bars = [
-        Bar(printable(part) or "all of the model", "tablet", count, f"{count} devices")
+        Bar(
+            printable(part) or "all of the model",
+            "tablet",
+            count,
+            f"{count} device{'' if count == 1 else 's'}",
+        )
         for part, count in training.parts.items()
     ]
     return bar_chart("What devices trained last", bars)

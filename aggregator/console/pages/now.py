@@ -39,6 +39,16 @@ class Tally:
             if number >= min(known, default=0)
         )
 
+    def after(self, last: Tally, first: Tally) -> Tally:
+        """With rounds of the ``last`` one that are shown no longer, from the ``first`` one's on."""
+        counted = {}
+        for task, rounds in self.counted.items():
+            known = last.counted.get(task, {})
+            begin = max(first.counted.get(task, {}), default=0) - _ROUNDS
+            gone = {number: count for number, count in known.items() if number > begin}
+            counted[task] = {**gone, **rounds}
+        return replace(self, counted=counted)
+
 
 @dataclass(frozen=True, slots=True)
 class LinkedDevice:
@@ -145,7 +155,7 @@ def _read(fleet: Fleet, query: PageQuery) -> NowView:
     brokers, move = _brokers(fleet)
     coordinator, workers = _cluster(health)
     return NowView(
-        serve="" if health.reach is None else printable(health.reach.words(health.now)),
+        serve=_reach(health),
         serves=health.serves,
         devices=health.active,
         unused_codes=len(fleet.unused_codes()),
@@ -158,6 +168,11 @@ def _read(fleet: Fleet, query: PageQuery) -> NowView:
         refusals=tuple(RefusedNow(why, count) for why, count in refused.items()),
         tallies=(Tally(health.now, counted, refused),),
     )
+
+
+def _reach(health: FleetHealth) -> str:
+    said = "" if health.reach is None else printable(health.reach.words(health.now))
+    return said.removeprefix("runs").removeprefix(", ")
 
 
 def _brokers(fleet: Fleet) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -197,8 +212,8 @@ def _task(task: TaskHealth, health: FleetHealth) -> TaskNow:
     late, arrivals = task.arrivals, ""
     if late is not None:
         arrivals = (
-            f"half of the devices' updates within {span(late.half)} of a round's opening, nine "
-            f"tenths within {span(late.nine_tenths)}, all within {span(late.longest)}"
+            f"half of the devices' updates came within {span(late.half)} of a round's opening, "
+            f"nine tenths within {span(late.nine_tenths)}, all within {span(late.longest)}"
         )
     return TaskNow(
         printable(task.name),
@@ -253,6 +268,8 @@ def _follow(before: NowView, now: NowView) -> NowView:
         for each in before.tallies
         if 0 <= newest.unix_seconds - each.unix_seconds <= _MOST_SECONDS
     ]
+    if kept:
+        newest = newest.after(kept[-1], kept[0])
     now = replace(now, tallies=(*kept, newest))
     first = now.tallies[0]
     seconds = newest.unix_seconds - first.unix_seconds

@@ -13,6 +13,7 @@ import binascii
 import hashlib
 import hmac
 import os
+import re
 import struct
 from dataclasses import dataclass
 from enum import Enum
@@ -125,6 +126,14 @@ def parse_code(text: str) -> EnrolmentCode:
         int.from_bytes(body[_SERIAL_AT:_TIME_AT], "little"),
         int.from_bytes(body[_TIME_AT:], "little"),
     )
+
+
+_LIKE_A_CODE = re.compile(rf"[A-Za-z2-7]{{{_GROUP}}}(?:-?[A-Za-z2-7]{{{_GROUP}}}){{4,}}")
+
+
+def without_codes(text: str) -> str:
+    """``text`` with nothing in it that may be an enrolment code, or the most of one."""
+    return _LIKE_A_CODE.sub("(an enrolment code)", text)
 
 
 def _checksum(body: bytes) -> bytes:

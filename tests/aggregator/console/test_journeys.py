@@ -1,13 +1,10 @@
-"""What people do at the console, in a real browser: serve, console and broker are processes, and
-devices take part as in the field."""
+"""What people do at the console, in a real browser."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,86 +19,15 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from aggregator.cli import main
 from aggregator.console.deeds import DEEDS
 from aggregator.console.pages import PAGES
-from aggregator.home import AggregatorHome
-from aggregator.operate.fleet import Fleet
-from device_sdk.device import Device
-from device_sdk.world import TrainingOptions
-from tests.brokers.mosquitto import EXECUTABLE, Mosquitto, running
+from tests.brokers.mosquitto import EXECUTABLE
 from tests.fakes.browsers import PATIENCE_MS, running_chromium, why_no_chromium
-from tests.fakes.consoles import PASSWORD, add_users, running_console
-from tests.fakes.full_fleets import device_id, full_home
-from tests.fakes.homes import ServeProcess, make_home
-from tests.fakes.quick import joined
-from tests.fakes.tasks import add_task, task_text
+from tests.fakes.consoles import PASSWORD, running_console
+from tests.fakes.full_fleets import device_id
+from tests.fakes.homes import make_home
+from tests.fakes.scenes import PHONE, WIDE, Scene, enter, log_in, new_page, running_scene
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
-
-WIDE, PHONE = 1200, 390
-CREW = {"crew": "live"}
-"""The label of devices that are real, of whom the task ``live`` makes a version each second."""
-
-
-@dataclass
-class Scene:
-    """A fleet that is served, its console, and a browser."""
-
-    folder: Path
-    broker: Mosquitto
-    home: AggregatorHome
-    serve: ServeProcess
-    url: str
-    browser: Browser
-
-    @contextmanager
-    def page(
-        self, name: str = "anna", width: int = WIDE, scheme: Any = "light", **more: Any
-    ) -> Iterator[Page]:
-        """A window of somebody who has logged in."""
-        with new_page(self.browser, self.url, width=width, color_scheme=scheme, **more) as page:
-            log_in(page, name)
-            yield page
-
-    def live_device(self, name: str) -> Device:
-        """One of the crew, that was invited by a command and takes part in rounds."""
-        with Fleet.open(self.home.folder) as fleet:
-            (code,) = fleet.invite(1, name=name, labels=CREW)
-        device = self.joined(code)
-        device.record_all([(f"live-{n}", "anna") for n in range(5)], task="live")
-        device.start()
-        return device
-
-    def joined(self, code: str) -> Device:
-        """A real one, with a code."""
-        folder = self.folder / f"device-{time.monotonic_ns()}"
-        return joined(self.broker.url, code, folder, options=TrainingOptions(k=8))
-
-
-@contextmanager
-def new_page(browser: Browser, url: str, width: int = WIDE, **more: Any) -> Iterator[Page]:
-    """A window with cookies of its own. Errors of the page's script come out here."""
-    context = browser.new_context(base_url=url, viewport={"width": width, "height": 900}, **more)
-    context.set_default_timeout(PATIENCE_MS)
-    page, errors = context.new_page(), list[str]()
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    try:
-        yield page
-    finally:
-        context.close()
-    assert errors == []
-
-
-def enter(page: Page, name: str, password: str = PASSWORD) -> None:
-    """Fill in the form that lets in, and send it."""
-    page.get_by_label("Name").fill(name)
-    page.get_by_label("Password").fill(password)
-    page.get_by_role("button", name="Log in").click()
-
-
-def log_in(page: Page, name: str) -> None:
-    page.goto("/login")
-    enter(page, name)
-    page.wait_for_url("**/now")
 
 
 @pytest.fixture(scope="module")
@@ -117,21 +43,8 @@ def browser() -> Iterator[Browser]:
 def scene(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Scene]:
     if EXECUTABLE is None:
         pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
-    folder = tmp_path_factory.mktemp("journeys")
-    with ExitStack() as stack:
-        broker = stack.enter_context(running(Mosquitto(folder)))
-        home = full_home(folder, time.time(), url=broker.url)
-        more = 'only = {crew = "live"}\n[models]\nkeep_last = 500'
-        add_task(home, "live", task_text(home, "live", "quorum = 1\npause_seconds = 1.0", more))
-        add_users(home)
-        serve = ServeProcess(home)
-        stack.callback(serve.kill)
-        serve.start()
-        console = stack.enter_context(running_console(home))
-        serve.await_connections(1)
-        scene = Scene(folder, broker, home, serve, f"http://127.0.0.1:{console.port}", browser)
-        stack.enter_context(scene.live_device("Live-1"))
-        yield scene
+    with running_scene(tmp_path_factory.mktemp("journeys"), browser) as found:
+        yield found
 
 
 def _addresses() -> list[str]:
@@ -432,6 +345,24 @@ def test_nothing_scrolls_sideways_on_a_phone(scene: Scene) -> None:
         for address in ("/login", *_addresses()):
             page.goto(address)
             assert page.evaluate(beyond) <= 0, address
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_no_letter_of_a_picture_is_cut_off(scene: Scene, width: int) -> None:
+    outside = """[...document.querySelectorAll('main svg text')].filter(each => {
+        const { x, width } = each.getBBox(), whole = each.ownerSVGElement.viewBox.baseVal.width;
+        return x < 0 || x + width > whole; }).map(each => each.textContent)"""
+    with scene.page(width=width) as page:
+        for task in ("default", "live"):
+            page.goto(f"/learning?task={task}")
+            expect(page.locator("main svg").first).to_be_visible()
+            assert page.evaluate(outside) == [], task
+        page.goto("/devices")
+        assert page.evaluate(outside) == []
+        narrow = page.locator("main svg text").first
+        narrow.evaluate("each => { each.textContent = '0.'.padEnd(60, '0') }")
+        assert page.evaluate(outside) != [], "it sees what is cut off"
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from aggregator.console.pages import PAGES
+from aggregator.console.pages.audit import AUDIT
 from aggregator.console.pages.devices import DEVICE, DEVICES, PAGE_DEVICES, DevicesView
 from aggregator.console.pages.learning import LEARNING, LearningView
 from aggregator.console.pages.models import MODELS, ModelsView
@@ -24,6 +26,7 @@ from aggregator.console.pages.now import NOW, NowView
 from aggregator.console.pages.page import ConsolePage, PageQuery
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
+from aggregator.methods.said import ROUND_METRICS
 from aggregator.operate.fleet import Fleet
 from aggregator.store.rows import DeviceRow, VersionRow
 from tests.fakes.consoles import InProcess, add_users
@@ -73,7 +76,7 @@ def test_now_says_whom_the_round_waits_for_and_when_it_closes(fleet: Fleet) -> N
     assert (task.name, task.standing, task.version) == ("default", "learning", VERSIONS)
     found = task.round
     assert found is not None and (found.number, found.counted) == (ROUND, 4)
-    assert found.deadline.endswith("in 60 s")
+    assert found.deadline.endswith("in 60 min")
     told = dict(found.told)
     assert told["waits"].startswith("for 34 of 39 devices: ") and "round.quorum" in told["because"]
     assert len(found.awaited) + found.more_awaited == 34
@@ -118,6 +121,29 @@ def test_a_second_look_tells_how_fast_updates_and_refusals_come(own_home: Aggreg
     # The clock was set back.
     assert follow(third, _now(own_home, -50.0)).measured == ""
     store.database.close()
+
+
+def test_updates_of_rounds_that_are_gone_from_the_page_count_in_its_speed(
+    own_home: AggregatorHome,
+) -> None:
+    """A page that is open for a minute sees more rounds than it shows."""
+    follow = NOW.follow
+    assert follow is not None
+    view = _now(own_home)
+    store = own_home.open_store()
+    (row,) = store.first.rounds.latest()
+    for later in range(1, 41):
+        participants = 10 if later == 1 else 6
+        store.first.rounds.close(
+            replace(row, closed_unix_seconds=START, participants=participants, next_version=99)
+        )
+        row = replace(row, round=row.round + 1)
+        store.first.rounds.add(row)
+        view = follow(view, _now(own_home, later * 2.0))
+    store.database.close()
+    assert (view.measured, view.tasks[0].speed) == ("60 s", "3.0 updates a second")
+    (counted,) = view.tallies[-1].counted.values()
+    assert len(counted) < 40
 
 
 def test_now_tells_of_a_clusters_workers(own_home: AggregatorHome) -> None:
@@ -186,13 +212,17 @@ def test_what_rounds_say_is_drawn_six_at_a_time_and_the_others_are_named(
         assert view.rounds_more == ("m3", "m4", "m5")
         view = _view(LEARNING, fleet, said="m4")
         assert [each.name for each in view.rounds_drawn][:3] == ["m4", "loss", "a&b"]
+        m4, loss, *_ = view.rounds_drawn
+        assert m4.means == "" and loss.means == ROUND_METRICS["loss"].means
         assert "round 31: 4</title>" in view.rounds_drawn[0].picture.html
         assert view.rounds_more == ("m2", "m3", "m5")
     add_users(own_home)
     with closing(InProcess(own_home)) as console:
         vic = console.logged_in("vic")
         text = vic.get("/learning").text
-        assert "6 of 9 pictures" in text
+        assert "6 of 9 pictures" in text and '<p class="soft">The devices\' mean loss' in unescape(
+            text
+        )
         links = re.findall(r'href="(/learning\?[^"]+)#rounds"', text)
         assert len(links) == 3
         for name, link in zip(("m3", "m4", "m5"), links, strict=True):
@@ -398,6 +428,17 @@ def test_a_version_that_is_asked_for_is_marked(own_home: AggregatorHome) -> None
     assert view.versions[0].origin == "rollback to 3" and view.rollback
 
 
+# Audit.
+
+
+def test_what_was_done_is_written_as_commands_take_it(own_home: AggregatorHome) -> None:
+    with Fleet.open(own_home.folder) as fleet:
+        fleet.invite(1, name="Hall-new", labels={"site": "north", "line": "b"})
+        (line,) = _view(AUDIT, fleet).lines
+    assert line.action == "invite" and line.is_done
+    assert line.arguments.endswith("name: Hall-new, labels: site=north line=b")
+
+
 # As browsers have them.
 
 
@@ -465,6 +506,14 @@ def test_a_device_that_is_not_there_is_told(console: InProcess) -> None:
     answer = console.logged_in("vic").get("/devices/ffff")
     assert answer.status_code == 400 and "no device named" in answer.text
     assert 'href="/devices" aria-current="page"' in answer.text
+
+
+def test_a_page_that_is_not_there_has_the_way_to_those_that_are(console: InProcess) -> None:
+    for browser in (console.logged_in("vic"), console.browser()):
+        answer = browser.get("/devises/list")
+        assert answer.status_code == 404 and "There is no such page" in answer.text
+        assert ('href="/devices"' in answer.text) == ("vic, viewer" in answer.text)
+        assert 'href="/"' in answer.text
 
 
 def test_names_are_drawn_as_text_wherever_they_stand(console: InProcess) -> None:

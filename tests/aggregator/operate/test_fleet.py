@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_its_errors_are_the_commands_words(
         with pytest.raises(AggregatorError):
             fleet.invite(labels={"not a label": "x"})
         for count, seconds in ((0, 60), (1, 0), (-1, 60)):
-            with pytest.raises(AggregatorError, match="at least"):
+            with pytest.raises(AggregatorError, match="expected 1 to"):
                 fleet.invite(count, seconds)
         assert fleet.unused_codes() == []
 
@@ -165,6 +166,28 @@ def test_a_fleet_moves_and_is_put_back_and_that_is_noted(home: AggregatorHome) -
         ("restored", True),
         ("restored", True),
     ]
+
+
+@pytest.mark.parametrize("number", [-1, 2**41, 2**70])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda fleet, number: fleet.restored(after=number),
+        lambda fleet, number: fleet.rotate_keys(after=number),
+        lambda fleet, number: fleet.invite(number),
+        lambda fleet, number: fleet.invite(expires_seconds=number),
+        lambda fleet, number: fleet.move_broker("mqtt://127.0.0.9", number),
+    ],
+)
+def test_numbers_that_are_none_change_nothing(
+    home: AggregatorHome, asked: Callable[[Fleet, int], object], number: int
+) -> None:
+    with Fleet.open(home.folder, actor="anna") as fleet:
+        before = fleet.health().store.facts.generation, fleet.unused_codes(), fleet.broker()
+        with pytest.raises(AggregatorError, match=f"is {number}: expected [01] to "):
+            asked(fleet, number)
+        after = fleet.health().store.facts.generation, fleet.unused_codes(), fleet.broker()
+        assert after == before and fleet.audit(1)[0].outcome != "done"
 
 
 def test_several_threads_and_processes_use_it_at_once(home: AggregatorHome) -> None:

@@ -237,6 +237,33 @@ def test_as_many_updates_have_come_by_then_as_is_said(seconds: list[float]) -> N
         assert sum(each < within for each in seconds) < share * len(seconds)
 
 
+def test_what_is_wrong_with_very_many_devices_is_one_problem_of_a_kind(tmp_path: Path) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store, now = home.open_store(), int(NOW) + 86_400
+    with store.database.transaction():
+        codes = make_codes(store, 300, int(NOW), os.urandom)
+        for at, code in enumerate(codes):
+            name = at.to_bytes(16, "big")
+            token = code.token_id
+            store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, token, int(NOW), 1))
+            store.tokens.add(code, int(NOW), now, None)
+            if at < 20:
+                store.tokens.bind(token, name)
+            store.tokens.note_stranger(token, bytes(32))
+        store.devices.note_clashes({at.to_bytes(16, "big"): now for at in range(120)})
+    problems = FleetHealth(home, store, now).own_problems
+    found = {each.code: each for each in problems}
+    assert len(problems) == len(found)
+    for code, count in (("two-machines", 120), ("devices-silent", 180), ("code-leaked", 20)):
+        said = found[code].as_json()
+        assert said["devices"] == count and len(found[code].device_ids) == min(count, 100)
+        assert len(json.dumps(said)) < 5000 and len(found[code].what) < 300
+    assert "each of 120 devices, 000000000000, " in found["two-machines"].what
+    assert "and 112 more" in found["two-machines"].what
+    assert "000000000000 and 12 more, were tried 300 times" in found["code-leaked"].what
+    store.database.close()
+
+
 def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10 << 20))

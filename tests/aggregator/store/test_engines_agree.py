@@ -337,7 +337,7 @@ def cluster_action(of: Chance) -> Action:
         lambda store: (store.devices.revision(), store.devices.changed_since(number)),
         lambda store: list(store.devices.by_handles([name])),
         lambda store: list(store.task(task).log.by_device()),
-        lambda store: store.task(task).log.waiting(),
+        lambda store: (store.task(task).log.waiting(), store.task(task).log.devices(number)),
         lambda store: store.task(task).rounds.end_entry(number, seconds),
         lambda store: store.task(task).rounds.is_open(number),
     )

@@ -14,6 +14,7 @@ from tests.fakes.array_device import local_data
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import command, invite, make_home, serving
 from tests.fakes.quick import joined
+from tests.fakes.tasks import task_text
 from tests.fakes.waiting import endless, wait_until
 
 ROUND = "quorum = 1\npause_seconds = 0.2"
@@ -71,6 +72,35 @@ def test_one_home_takes_part_in_a_task_on_clicks_and_one_on_arrays(
             assert device.status().problem == ""
         with Device.open(folder, data={"air": local_data(0)}, options=options) as again:
             assert [each.takes_part for each in again.tasks()] == [False, True]
+
+
+def test_what_a_running_device_leaves_out_is_told_beside_it(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, ROUND)
+    (code,) = invite(home)
+    folder, options = tmp_path / "device", TrainingOptions(k=4)
+    films = tmp_path / "films.toml"
+    films.write_text(task_text(home, "films", ROUND))
+    with serving(home):
+        joined(mosquitto.url, code, folder, options=options).close()
+        assert command(home, "task", "add", "films", "--from", str(films)) == 0
+        with Device.open(folder, options=options, tasks=["default"]) as device:
+            device.record_all([(f"item-{n}", "anna") for n in range(5)])
+            device.start()
+            wait_until(lambda: device.status().verdict == "counted")
+            wait_until(lambda: len(device.tasks()) == 2)
+            with Device.open(folder, read_only=True) as beside:
+                wait_until(lambda: beside.tasks() == device.tasks())
+                why_not = {each.name: each.why_not for each in beside.tasks()}
+                chosen = "not among the tasks chosen: default"
+                assert why_not == {"default": "", "films": chosen}
+                assert beside.status().task == "default"
+            capsys.readouterr()
+            assert main(["status", "--home", str(folder)]) == 0
+            assert f"no: {chosen}" in capsys.readouterr().out
+            device.stop()
+            assert [each.why_not for each in device.tasks()] == ["", chosen]
 
 
 def test_two_tasks_share_their_catalogue_and_their_artifact(

@@ -397,6 +397,7 @@ class Service:
         elif isinstance(event, RoundClosed):
             parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
             parts.standings.remind(event.silent)
+            self._published_under = -1  # none may follow it
             with parts.store.database.transaction():
                 task.ingest.save_seen()  # the next group may be a day away
             with parts.tasks.within(task):
@@ -414,9 +415,9 @@ class Service:
             self._announce(parts.announcements.standing(), [])
 
     def _publish_anew(self) -> None:
-        """Other keys may be in force than those that signed what lies at the broker. A round that
-        rests begins anew, and what is left of one that is over, and that no other follows, is
-        cleared; of others devices see the next one soon."""
+        """Other keys may be in force than those that signed what lies at the broker, or a round was
+        closed that they signed. A round that rests begins anew, and what is left of one that is
+        over, and that no other follows, is cleared; of others devices see the next one soon."""
         self._published_under = self._parts.keys.current().descriptor.serial
         for task in self._parts.tasks.served:
             rounds, publisher = task.rounds, task.publisher

@@ -23,7 +23,7 @@ STAMP := $(VENV)/.installed
 help: ## this text
 	@echo "Tessera. Every target makes its environment ($(VENV)) by itself when it needs one."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Variables: PYTHON (the interpreter that makes $(VENV)), TESSERA_DATA (folder of data"
 	@echo "sets), ARGS (more arguments for bench-* and demo, as in make demo ARGS=--help)."
@@ -130,6 +130,10 @@ newest: $(STAMP) ## the wheel with the newest and the lowest releases it takes: 
 .PHONY: wheels-check
 wheels-check: $(STAMP) ## every device dependency has a binary wheel on every device platform
 	$(RUN) -m benchmarks.device_wheels $(ARGS)
+
+.PHONY: arm64
+arm64: $(STAMP) ## the device's install on an emulated aarch64, its train steps beside ours (ARGS=--help)
+	$(RUN) -m benchmarks.arm64 $(ARGS)
 
 .PHONY: bench-device
 bench-device: $(STAMP) ## train steps, memory and install size against torch

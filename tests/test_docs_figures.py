@@ -45,6 +45,7 @@ PRINTED = [
     ("figures/personalisation.md", "Models of devices' own", ["personalisation"]),
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),
+    ("device/boards.md", "What was run", ["arm64"]),
     ("methods/scatter/privacy.md", "What rows reveal", ["privacy --seeds 1"]),
 ]
 """Page, heading, and the benchmarks whose stored runs its tables and decimals are of."""

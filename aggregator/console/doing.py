@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -16,10 +16,11 @@ from starlette.datastructures import UploadFile
 from starlette.responses import RedirectResponse, Response
 
 from aggregator.console.deeds import DEEDS, Deed, DeedOutcome, Values
-from aggregator.console.web import Call, Console
+from aggregator.console.web import Call, Console, store_away
 from aggregator.errors import AggregatorError
 from aggregator.events import LogEvent
 from aggregator.operate.fleet import Fleet
+from aggregator.store import STORE_FAILURES
 from device_sdk.system.printable import in_words, printable
 
 _MOST_JOBS, _MOST_ASKED = 64, 1024
@@ -117,7 +118,7 @@ class Doings:
     async def _enter(
         self, call: Call, deed: Deed, values: Values, said: str = "", status: int = 200
     ) -> Response:
-        names = await self._with_fleet(call, _task_names)
+        choices = await self._with_fleet(call, lambda fleet: _choices(deed, fleet))
         return call.console.page(
             "deed",
             call.visitor,
@@ -126,7 +127,7 @@ class Doings:
             here="do",
             deed=deed,
             values=values,
-            tasks=names,
+            choices=choices,
             said=said,
         )
 
@@ -172,6 +173,8 @@ class Doings:
             )
         except AggregatorError as error:
             job.problem = printable(str(error))
+        except STORE_FAILURES as error:
+            job.problem = store_away(error)
         except Exception as error:
             LogEvent.CONSOLE_FAILS.log(error, what=job.deed.name)
             job.problem = printable(in_words(error))
@@ -199,8 +202,9 @@ def _used(console: Console, actor: str, use: Callable[[Fleet], Told]) -> Told:
         return use(fleet)
 
 
-def _task_names(fleet: Fleet) -> list[str]:
-    return [each.name for each in fleet.tasks() if each.name is not None]
+def _choices(deed: Deed, fleet: Fleet) -> dict[str, Sequence[tuple[str, str]]]:
+    """By the name of the field that is one of them."""
+    return {each.name: each.choices(fleet) for each in deed.fields if each.choices is not None}
 
 
 def _deed_of(call: Call) -> Deed:

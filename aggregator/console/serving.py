@@ -9,16 +9,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import uvicorn
-from h11 import IDLE
+from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aggregator.console.app import console_app
-from aggregator.console.gate import own_hosts
+from aggregator.console.gate import network_of, own_hosts
 from aggregator.console.reader import FleetReader
 from aggregator.console.users import ConsoleUsers
 from aggregator.console.web import Console
@@ -34,21 +34,42 @@ _HEADER_SECONDS, _KEPT_ALIVE_SECONDS, _TAKEN_SECONDS = 10.0, 15, 20.0
 
 class PatientProtocol(H11Protocol):
     """A connection. One that does not say what it wants in ten seconds is ended, and one that does
-    not take its answer in twenty. No address has more than half of all, but the proxy's, by which
-    everybody comes."""
+    not take its answer in twenty. No network has more than half of all, but the proxy's, by which
+    everybody comes. A new one that is too many ends the oldest that has us wait."""
 
     busiest: ClassVar[int] = _MOST_CONNECTIONS // 2
 
+    _began_seconds = 0.0
+    _network = ""
     _asked: asyncio.TimerHandle | None = None
     _taken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        same = sum(1 for each in self.connections if _host_of(each) == _host_of(self))
-        if same > self.busiest:
-            self.transport.abort()
-            return
-        self._await_header()
+        self._began_seconds = self.loop.time()
+        self._network = network_of(str(self.client[0])) if self.client else ""
+        there = [
+            each
+            for each in self.connections
+            if isinstance(each, PatientProtocol) and not each.transport.is_closing()
+        ]
+        same = [each for each in there if each._network == self._network]
+        if len(same) > self.busiest:
+            self._end_oldest(same)
+        elif len(there) >= _MOST_CONNECTIONS:
+            self._end_oldest(there)
+        if not self.transport.is_closing():
+            self._await_header()
+
+    def _end_oldest(self, of: Iterable[PatientProtocol]) -> None:
+        """Of those that have us wait; this one where all the others are at work."""
+        waiting = (each for each in of if each._has_us_wait)
+        min(waiting, key=lambda each: each._began_seconds, default=self).transport.abort()
+
+    @property
+    def _has_us_wait(self) -> bool:
+        """Whether it is the other end's turn: to ask, or to take what it asked for."""
+        return self.conn.their_state in (IDLE, SEND_BODY) or self._taken is not None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -81,11 +102,6 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     if timer is not None:
         timer.cancel()
     return None
-
-
-def _host_of(connection: Any) -> str:
-    client = getattr(connection, "client", None)
-    return str(client[0]) if client else ""
 
 
 class ProxiedProtocol(PatientProtocol):

@@ -27,12 +27,14 @@ from aggregator.console.reader import FleetReader
 from aggregator.console.sessions import LoginLimits, Sessions, Visitor
 from aggregator.console.users import ConsoleUser, ConsoleUsers, PasswordCheck
 from aggregator.errors import AggregatorError
+from aggregator.store import STORE_FAILURES
 from aggregator.task.file import ConsoleSettings
 from device_sdk.system.printable import printable, span
 from device_sdk.wire.seal.keys import RandomBytes
 
 _MOST_FIELDS = 40
 _MOST_DRAWN = 128
+_AGAIN_SECONDS = 10
 FORM_TOKEN = "form_token"
 _FOR_SCRIPTS = ("/events", "/alive")
 
@@ -271,8 +273,23 @@ def guarded(
             return console.refuse(visitor, 400, printable(str(error)))
         except HTTPException as error:
             return console.refuse(visitor, error.status_code, error.detail)
+        except STORE_FAILURES as error:
+            refused = console.refuse(visitor, 503, store_away(error))
+            if request.method == "GET":  # nothing is done by asking again
+                refused.headers["Refresh"] = f"{_AGAIN_SECONDS}"
+            return refused
 
     return endpoint
+
+
+def store_away(error: Exception) -> str:
+    """What there is to say of one of ``STORE_FAILURES``."""
+    return (
+        f"The aggregator's disk or database did not do what it was asked: {printable(str(error))}. "
+        "The page Now and tessera-aggregator status say what else is wrong. Once it can be used "
+        "again so can this page, without a restart. If something was to be done, see first whether "
+        "it was."
+    )
 
 
 def _owns(visitor: Visitor | None, form: Mapping[str, Any]) -> bool:

@@ -43,6 +43,7 @@ class Fence:
             did.
         descriptors: those whose keys may have signed, the one in force last.
         clock: monotonic seconds.
+        unix_clock: Unix time in seconds.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Fence:
         folder: Path,
         descriptors: Callable[[], Sequence[Descriptor]],
         clock: Callable[[], float],
+        unix_clock: Callable[[], float],
     ) -> None:
         self._ours = ours
         self.started_unix_seconds = ours.started_unix_seconds
@@ -59,7 +61,7 @@ class Fence:
         self._known_unix_seconds = known_unix_seconds
         self._folder = folder
         self._descriptors = descriptors
-        self._clock = clock
+        self._clock, self._unix_clock = clock, unix_clock
         self._until_seconds: float | None = None
         self._awaited: set[str] = set()
         self.passed = False
@@ -153,8 +155,8 @@ class Fence:
     def _remedy(self, presence: Presence | None = None, newer: Descriptor | None = None) -> str:
         home = f"--home {self._folder}"
         commands = [f"tessera-aggregator restored {home}"]
-        if presence is not None:
-            # Its clock may have been ahead: by ours the next start could be too early again.
+        if presence is not None and presence.started_unix_seconds >= int(self._unix_clock()):
+            # Its clock was ahead: by ours the next start could be too early again.
             commands[0] += f" --after {presence.started_unix_seconds}"
         if newer is not None:
             # By this machine's clock alone, which may be behind, devices could refuse the next too.

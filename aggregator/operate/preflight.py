@@ -22,9 +22,11 @@ from aggregator.operate.broker_check import BrokerCheck, ends_of, validity
 from aggregator.operate.checking import Checked, Looking, check_alone, check_files
 from aggregator.operate.health import LEAST_FREE_BYTES
 from aggregator.operate.soundness import Aspect, CheckedPart, Soundness
+from aggregator.serve.alone import require_no_shares
 from aggregator.serve.reach import read_reach
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import STORE_FAILURES, Store
+from aggregator.task.cluster import Cluster
 from aggregator.task.file import (
     FLEET_TABLES,
     ConsoleSettings,
@@ -96,6 +98,7 @@ class Preflight:
             return
         with closing(store.database):
             yield from self._store(store)
+            yield from self._alone(store, settings)
             yield from self._keys(store)
             yield self._calendar(store)
             yield from self._around(settings, store)
@@ -126,6 +129,18 @@ class Preflight:
         devices = len(list(store.devices.all()))
         yield _STORE.ok(f"{database.where} can be used, and has {devices} devices")
 
+    def _alone(self, store: Store, settings: SharedSettings | None) -> Iterator[CheckedPart]:
+        """What a cluster has left for one process."""
+        lease = store.lease.find()
+        if lease is not None and store.lease.is_held():
+            yield _SERVE.ok(f"a cluster serves this fleet ({lease.holder})")
+            return
+        try:
+            require_no_shares(store)
+        except AggregatorError as error:
+            has_workers = settings is not None and settings.cluster != Cluster()
+            yield _SERVE.warning(str(error)) if has_workers else _SERVE.wrong(str(error))
+
     def _keys(self, store: Store) -> Iterator[CheckedPart]:
         try:
             descriptor = current_descriptor(store)
@@ -152,6 +167,7 @@ class Preflight:
             self.home.folder,
             lambda: [each.descriptor for each in keys],
             self.clock,
+            self.unix_clock,
         )
 
     def _calendar(self, store: Store) -> CheckedPart:

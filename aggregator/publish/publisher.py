@@ -387,6 +387,9 @@ class Attachments:
         return Room(self.store.fleet.facts.packet_bytes)
 
 
+_ROUND_PART = "round"
+
+
 class Publisher:
     """Seals publications and stores them, so that they can be sent again after any crash.
 
@@ -504,7 +507,18 @@ class Publisher:
         topic = self._topics.write(ManifestTopic(self._task.name, self._task.cohort))
         messages.append((topic, sealed))
         room.require("the round's broadcast", messages)
-        self._store.publications.replace("round", messages)
+        self._store.publications.replace(_ROUND_PART, messages)
+        self._store.facts.signer = signing.public_key().public_bytes_raw()
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a device that comes now believes the newest round's publication: it is signed by
+        the keys in force."""
+        return self._store.facts.signer == self._keys().signing.public_key().public_bytes_raw()
+
+    def withdraw_round(self) -> None:
+        """The newest round's publication is to be cleared; inside a transaction."""
+        self._store.publications.replace(_ROUND_PART, [])
 
     def _useful_until(self, row: RoundRow) -> float:
         """When an update of the round counts no more, for sure: where late ones do, devices finish

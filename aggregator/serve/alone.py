@@ -20,16 +20,22 @@ from aggregator.task.file import Task
 
 
 def begin_alone(store: Store) -> None:
-    """End what is left of a cluster. Raises AggregatorError while one serves the fleet, and where
-    a round has sums of its workers, which one process alone would leave out."""
+    """End what is left of a cluster. Raises AggregatorError while one serves the fleet, and as
+    :func:`require_no_shares`."""
     with store.database.transaction():
         store.end_cluster()
-        for task in store.tasks.all():
-            if store.task(task.number).shares.summed():
-                raise AggregatorError(
-                    f"task {task.name} has sums of a cluster's workers that are in no version yet: "
-                    "let its round end under serve --cluster ray first"
-                )
+        require_no_shares(store)
+
+
+def require_no_shares(store: Store) -> None:
+    """Raises AggregatorError where a round has sums of a cluster's workers, which one process alone
+    would leave out."""
+    for task in store.tasks.all():
+        if store.task(task.number).shares.summed():
+            raise AggregatorError(
+                f"task {task.name} has sums of a cluster's workers that are in no version yet: "
+                "let its round end under serve --cluster ray first"
+            )
 
 
 @dataclass(frozen=True)

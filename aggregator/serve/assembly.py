@@ -241,7 +241,7 @@ def assemble(
         outgoing=Outgoing(link, store.retained, mirror),
         time=unix_clock,
         keys=keys,
-        fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
+        fence=Fence(presence, last_life, home.folder, keys.descriptors, clock, world.unix_clock),
         housekeeping=Housekeeping(
             shared, lambda: [each.upkeep for each in board.served], table, reassembler, mirror
         ),

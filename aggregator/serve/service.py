@@ -147,6 +147,7 @@ class Service:
         }
         self.bytes_received = 0
         self._last: Snapshot | None = None
+        self._published_under = -1  # the serial of a descriptor
         self._next_snapshot_seconds = 0.0
         self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
         self._next_look_seconds = parts.clock() + _LOOK_SECONDS
@@ -204,6 +205,8 @@ class Service:
         if parts.announcements.names_changed():
             self._announce([parts.announcements.tasks()], [])
         self._tend_keys()
+        if parts.keys.current().descriptor.serial != self._published_under:
+            self._publish_anew()
         if parts.fence.may_announce():
             with parts.store.database.transaction():  # before anybody hears of it
                 parts.store.facts.announced_unix_seconds = parts.fence.started_unix_seconds
@@ -409,6 +412,21 @@ class Service:
         between_rounds = all(task.rounds.current is None for task in parts.tasks.served)
         if parts.keys.tend(between_rounds=between_rounds):
             self._announce(parts.announcements.standing(), [])
+
+    def _publish_anew(self) -> None:
+        """Other keys may be in force than those that signed what lies at the broker. A round that
+        rests begins anew, and what is left of one that is over, and that no other follows, is
+        cleared; of others devices see the next one soon."""
+        self._published_under = self._parts.keys.current().descriptor.serial
+        for task in self._parts.tasks.served:
+            rounds, publisher = task.rounds, task.publisher
+            if publisher.is_readable:
+                continue
+            if rounds.rests:
+                rounds.begin_anew()
+            elif rounds.paused and rounds.current is None:
+                with self._parts.store.database.transaction():
+                    publisher.withdraw_round()
 
     def _look_again(self) -> None:
         """The operator changed something: revoked, rotated, asked for a task or version."""

@@ -84,7 +84,8 @@ def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage
     stage = make_stage()
     keys = stage.parts.keys.current()
     ours = Presence(b"m" * 16, 1000)
-    fence = Fence(ours, 900, Path("home"), stage.parts.keys.descriptors, stage.clock)
+    clock = stage.clock
+    fence = Fence(ours, 900, Path("home"), stage.parts.keys.descriptors, clock, clock)
 
     def hear(incarnation: bytes, started: int) -> None:
         presence = Presence(incarnation, started)

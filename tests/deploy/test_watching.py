@@ -28,23 +28,23 @@ _ADDED_BY_PROMETHEUS = {"job", "instance"}
 
 
 @cache
-def why_not() -> str | None:
-    """Why promtool cannot be asked here; None where it can."""
-    program = shutil.which("promtool")
+def why_not(name: str) -> str | None:
+    """Why a program of Prometheus' cannot be run here; None where it can."""
+    program = shutil.which(name)
     if program is None:
-        return "promtool is not installed (apt-get install prometheus)"
+        return f"{name} is not installed (apt-get install prometheus)"
     try:
         subprocess.run(
             [program, "--version"], capture_output=True, timeout=PATIENCE_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return f"promtool does not work here: {error}"
+        return f"{name} does not work here: {error}"
     return None
 
 
 def promtool(*arguments: str) -> str:
     """What it says; the test fails where it finds something wrong."""
-    if reason := why_not():
+    if reason := why_not("promtool"):
         pytest.skip(reason)
     done = subprocess.run(
         ["promtool", *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS

@@ -9,8 +9,13 @@
   let source = null, timer = null;
 
   // Only what differs is touched: the focus, an open list and a place scrolled to stay.
+  // A link never becomes another one, and a row is that of its first link, wherever it moves:
+  // whoever presses one while the list changes gets that one or none.
+  const link = (node) => node?.getAttribute("href") || "";
+  const key = (node) => node.id || (node.nodeName === "A" ? link(node)
+    : node.nodeName === "TR" ? link(node.querySelector("a")) : "");
   const same = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName
-    && (a.id || "") === (b.id || "");
+    && key(a) === key(b);
 
   const become = (old, now) => {
     if (old.nodeType !== Node.ELEMENT_NODE) {
@@ -29,12 +34,18 @@
   };
 
   const children = (old, now) => {
-    const wanted = [...now.childNodes];
+    const wanted = [...now.childNodes], kept = new Set(wanted.map(key));
+    for (const each of [...old.childNodes]) if (!kept.has(key(each))) old.removeChild(each);
     wanted.forEach((each, place) => {
       const there = old.childNodes[place];
-      if (!there) old.appendChild(each);
-      else if (same(there, each)) become(there, each);
-      else old.replaceChild(each, there);
+      if (there && same(there, each)) {
+        become(there, each);
+        return;
+      }
+      const moved = key(each) && [...old.childNodes].slice(place).find((one) => same(one, each));
+      if (moved) become(old.insertBefore(moved, there), each);
+      else if (there && !key(there)) old.replaceChild(each, there);
+      else old.insertBefore(each, there || null);
     });
     while (old.childNodes.length > wanted.length) old.removeChild(old.lastChild);
   };

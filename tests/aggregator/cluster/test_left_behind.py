@@ -23,6 +23,7 @@ from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from tests.aggregator.cluster.test_same_bits import factors, made, scatter_home
 from tests.fakes.clusters import world
 from tests.fakes.homes import command
+from tests.fakes.outputs import error_of
 from tests.fakes.sealed_rounds import Device, SealedRounds
 from tests.servers.fixtures import MakeDatabase
 
@@ -60,7 +61,9 @@ def test_who_begins_alone_ends_them_before_they_count_anything_more(
         assert list(store.first.log.judged(opened.row.generation, 2)) == []
 
 
-def test_sums_of_theirs_stay_theirs_until_a_cluster_has_counted_them(tmp_path: Path) -> None:
+def test_sums_of_theirs_stay_theirs_until_a_cluster_has_counted_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = scatter_home(tmp_path / "fleet", DEVICES)
     devices = [Device(number) for number in range(DEVICES)]
     first, second = made(factors, 2, DEVICES)
@@ -73,8 +76,20 @@ def test_sums_of_theirs_stay_theirs_until_a_cluster_has_counted_them(tmp_path: P
         for part in (devices[:2], devices[2:]):
             offer(worker, part, opened.row, second)
             worker.commit()
-            assert command(home, "serve") == 1
+            said = error_of(capsys, home, "serve").partition(": ")[2]
+            assert "sums of a cluster's workers" in said
+            assert f"wrong    serve    {said}" in _checked(capsys, home), "as serve says"
         assert playing.parts.store.first.shares.summed() == DEVICES
+        with home.task_file.open("a") as file:
+            file.write("[cluster]\nworkers = 3\n")
+        assert f"warning  serve    {said}" in _checked(capsys, home), "a cluster goes on"
+        assert playing.parts.store.lease.take("a machine", "1", 60.0) is not None
+        assert "ok       serve    a cluster serves this fleet (a machine)" in _checked(capsys, home)
+
+
+def _checked(capsys: pytest.CaptureFixture[str], home: AggregatorHome) -> str:
+    assert command(home, "check") in (0, 1)
+    return capsys.readouterr().out
 
 
 def test_a_store_that_moves_leaves_them_behind(tmp_path: Path, make_database: MakeDatabase) -> None:

@@ -70,7 +70,10 @@ def test_codes_are_made_shown_once_and_withdrawn(console: InProcess) -> None:
     with Fleet.open(console.home.folder) as fleet:
         first, second = fleet.unused_codes()
         assert dict(first.labels) == {"site": "north", "line": "b"}
+    offered = anna.get("/do/withdraw").text
+    assert f'<option value="{first.code_id}">{first.code_id}: ' in offered
     assert "is withdrawn" in _done(anna, "withdraw", code=first.code_id)
+    assert first.code_id not in anna.get("/do/withdraw").text
     with Fleet.open(console.home.folder) as fleet:
         assert [each.code_id for each in fleet.unused_codes()] == [second.code_id]
     assert _audit(console) == [
@@ -205,6 +208,27 @@ def test_what_was_not_done_is_told_and_written_down(
     assert "It was not done" in told and said in told
     ((actor, _, outcome),) = _audit(console)
     assert actor == "anna (console)" and said in outcome
+
+
+def test_a_store_that_fails_is_told_and_used_again_once_it_can_be(console: InProcess) -> None:
+    anna, store = console.logged_in("anna"), console.home.database
+    asked, aside = _asked(anna, "pause", task="default"), store.with_name("aside")
+    token = anna.token()
+    store.rename(aside)
+    store.mkdir()  # nobody can open it, not even root
+    said = "disk or database did not do what it was asked: unable to open"
+    for path in ("/do/pause?task=default", "/models/0.onnx?task=default"):
+        answer = anna.get(path)
+        assert answer.status_code == 503 and said in answer.text, path
+        assert answer.headers["Refresh"] == "10", "the page comes back by itself"
+    answer = anna.post("/do/pause", token, task="default")
+    assert answer.status_code == 503 and said in answer.text and "Refresh" not in answer.headers
+    hidden = dict(_HIDDEN.findall(asked.text))
+    job = anna.post("/do/pause", hidden.pop("form_token"), **hidden).headers["location"]
+    wait_until(lambda: said in anna.get(job).text)
+    store.rmdir()
+    aside.rename(store)
+    assert "Done" in _done(anna, "pause", task="default")
 
 
 def test_links_bring_what_is_known(console: InProcess) -> None:

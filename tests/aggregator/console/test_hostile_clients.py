@@ -53,6 +53,11 @@ def _heard(connection: socket.socket) -> bytes:
 
 
 HEAD = b"GET /login HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+BODY = (
+    b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
+    b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\nname="
+)
+"""A part of a form."""
 NONSENSE = {
     "nothing": b"",
     "zeros": b"\0" * 4096,
@@ -141,10 +146,40 @@ def test_clients_that_never_say_what_they_want_keep_nobody_out(console: ConsoleP
             other.sendall(HEAD + b"Connection: close\r\n\r\n")
             assert _heard(other).startswith(b"HTTP/1.1 200")
         began = time.monotonic()
+        for each in slow[:100]:
+            assert _heard(each) == b"", "the oldest made room"
+        assert _is_served(console), "from the same address, too"
         for each in slow:
             assert _heard(each) == b""
         assert time.monotonic() - began < PATIENCE_SECONDS
     wait_until(lambda: _is_served(console))
+
+
+@pytest.mark.parametrize("kind", ["headers", "bodies", "idle"])
+def test_many_addresses_that_hold_connections_keep_nobody_out(
+    console: ConsoleProcess, kind: str
+) -> None:
+    asks = {"headers": HEAD, "bodies": BODY, "idle": HEAD + b"\r\n"}
+    with ExitStack() as stack:
+        for number in range(500):
+            other = stack.enter_context(socket.socket())
+            other.bind((f"127.0.0.{2 + number % 5}", 0))
+            other.settimeout(PATIENCE_SECONDS)
+            other.connect(("127.0.0.1", console.port))
+            with suppress(OSError):
+                other.sendall(asks[kind])
+        for _ in range(3):
+            assert _is_served(console)
+
+
+def test_who_goes_away_while_he_sends_fills_no_log(console: ConsoleProcess) -> None:
+    before = len(console.log.read_text())
+    for _ in range(3):
+        with _connected(console) as connection:
+            connection.sendall(BODY)
+            time.sleep(0.1)
+    assert _is_served(console)
+    assert "Traceback" not in console.log.read_text()[before:]
 
 
 @pytest.mark.exhaustive
@@ -165,10 +200,7 @@ def test_a_header_that_comes_byte_by_byte_is_given_up(console: ConsoleProcess) -
 @pytest.mark.exhaustive
 def test_a_body_that_does_not_come_is_given_up_in_words(console: ConsoleProcess) -> None:
     with _connected(console) as connection:
-        connection.sendall(
-            b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
-            b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\nname="
-        )
+        connection.sendall(BODY)
         answer = _heard(connection)
     assert answer.startswith(b"HTTP/1.1 408") and b"came too slowly" in answer
 

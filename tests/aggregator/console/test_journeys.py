@@ -185,7 +185,6 @@ def test_a_device_is_revoked_and_hears_of_it(scene: Scene) -> None:
 def test_a_model_goes_back_to_a_version(scene: Scene) -> None:
     with scene.page() as page:
         _await(page, lambda: _version(page) >= 2)
-        # Rows move down with each version: whoever clicks holds the task first.
         _section(page, "live").get_by_role("link", name="Pause it").click()
         _confirm(page, "Pause it")
         page.goto("/models?task=live")
@@ -205,6 +204,37 @@ def test_a_model_goes_back_to_a_version(scene: Scene) -> None:
         _confirm(page, "Resume it")
         page.goto("/now")
         _await(page, lambda: _version(page) > made)  # and devices go on from there
+
+
+@pytest.mark.exhaustive
+def test_a_row_that_moves_under_the_hand_is_the_same_row(scene: Scene) -> None:
+    """By mouse the press counts for nothing, by keyboard for the row that had it."""
+    with scene.page() as page:
+        _await(page, lambda: _version(page) >= 2)
+        page.goto("/models?task=live")
+        rows = page.get_by_role("rowheader")
+
+        def come(count: int) -> None:
+            _await(page, lambda: rows.count() > count)
+
+        link = page.get_by_role("link", name="Go back to it").first
+        wanted = link.get_attribute("href")
+        link.hover()
+        page.mouse.down()
+        come(rows.count())
+        page.mouse.up()
+        page.wait_for_timeout(500)
+        assert page.url.endswith("/models?task=live") or page.url.endswith(str(wanted))
+        page.goto("/models?task=live")
+        link = page.get_by_role("link", name="Go back to it").first
+        wanted = link.get_attribute("href")
+        link.focus()
+        come(rows.count())
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**{wanted}")
+        version = re.search(r"version=(\d+)", str(wanted))
+        assert version is not None
+        expect(page.get_by_text(f"The model of version {version[1]} becomes")).to_be_visible()
 
 
 @pytest.mark.exhaustive

@@ -24,7 +24,10 @@ OLD, NEW = make_serving(1), make_serving(2)
 def fence(
     clock: Clock, known: int | None = LAST_LIFE, keys: tuple[ServingKeys, ...] = (OLD, NEW)
 ) -> Fence:
-    return Fence(OURS, known, Path("the-home"), lambda: [k.descriptor for k in keys], clock)
+    now = float(OURS.started_unix_seconds + 1)
+    return Fence(
+        OURS, known, Path("the-home"), lambda: [k.descriptor for k in keys], clock, lambda: now
+    )
 
 
 def presence(started: int, incarnation: bytes = b"z" * 16, keys: ServingKeys = NEW) -> bytes:
@@ -206,11 +209,16 @@ def _said(hear: Callable[[], None]) -> str:
 def test_what_is_to_be_run_is_said_as_it_is_to_be_typed() -> None:
     begin = "run tessera-aggregator restored --home the-home"
     choice = "If the other one is to go on, leave this one stopped. If this one is, stop the other "
-    life = f"{choice}for good, {begin} --after {{}}, and start serve"
-    earlier, later = LAST_LIFE + 1, OURS.started_unix_seconds + 1
-    for started in (earlier, later):
+    # Our next start is after theirs by itself, unless it was by a clock that was ahead of ours.
+    later = OURS.started_unix_seconds + 1
+    for started, after in (
+        (LAST_LIFE + 1, ""),
+        (OURS.started_unix_seconds, ""),
+        (later, f" --after {later}"),
+        (later + 900, f" --after {later + 900}"),
+    ):
         said = _said(lambda at=started: fence(Clock()).heard_presence(presence(at)))  # type: ignore[misc]
-        assert said.endswith(f". {life.format(started)}"), said
+        assert said.endswith(f". {choice}for good, {begin}{after}, and start serve"), said
 
     renewed = make_serving(3).descriptor
     above = renewed.delegation.last_serial

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import socket
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from aggregator.console.pages import PAGES
 from aggregator.console.pages.page import PageQuery
 from aggregator.errors import AggregatorError
 from tests.brokers.fixtures import MakeMosquitto
+from tests.brokers.mosquitto import free_port
 from tests.fakes.homes import ServeProcess, invite, make_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
@@ -103,24 +102,16 @@ def test_each_command_is_tried_here() -> None:
     assert set(COMMANDS) | _HAS_NO_SECRET == set(main.commands)
 
 
-@pytest.fixture
-def free_port() -> Iterator[int]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    yield port
-
-
 def test_no_command_tells_a_secret(
     tmp_path: Path,
     make_mosquitto: MakeMosquitto,
-    free_port: int,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     url = make_mosquitto().url.replace("://", f"://{LOGIN}@")
-    metrics = f'[metrics]\nport = {free_port}\ntoken_file = "token"\n'
+    port = free_port()
+    metrics = f'[metrics]\nport = {port}\ntoken_file = "token"\n'
     home = make_home(tmp_path, url, more=metrics)
     stored = make_home(tmp_path / "stored", _URLS[0], more=f'[cluster]\nstore = "{_STORE}"\n')
     unserved = make_home(tmp_path / "unserved", _URLS[2])
@@ -147,7 +138,7 @@ def test_no_command_tells_a_secret(
     away.start()
     try:
         serve.await_connections(1)
-        wait_until(lambda: _scraped(free_port, "/metrics"), serve.log.read_text)
+        wait_until(lambda: _scraped(port, "/metrics"), serve.log.read_text)
         for whole in (line for lines in COMMANDS.values() for line in lines):
             capfd.readouterr()
             try:
@@ -156,7 +147,7 @@ def test_no_command_tells_a_secret(
                 said.add(whole, str(ended))
             said.add(whole, "".join(capfd.readouterr()))
         for path in ("/metrics", "/readyz", "/healthz"):
-            said.add(path, _scraped(free_port, path))
+            said.add(path, _scraped(port, path))
         with Fleet.open(home.folder) as fleet:
             for page in PAGES:
                 with suppress(AggregatorError):  # of a device, and none is asked for

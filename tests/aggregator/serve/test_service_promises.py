@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,13 @@ from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict, write_update
+from device_sdk.world import TrainingOptions
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import WIDTH, command, invite, make_home, open_store, serving
+from tests.fakes.quick import joined
 from tests.fakes.scatter_updates import one_user
+from tests.fakes.waiting import wait_until
 
 DAY_SECONDS = 86_400.0
 
@@ -161,6 +165,61 @@ def test_devices_follow_into_the_generation_after_a_restored_backup(
             assert anna.send_and_wait(back, anna.body()).verdict is Verdict.COUNTED
             # What the lost rounds were told about means nothing any more.
             assert anna.send_and_wait(lost, anna.body()).verdict is Verdict.FORGOTTEN
+
+
+def test_who_joins_a_fleet_that_rests_after_its_keys_were_rotated_reads_its_model(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1\nmost_rounds = 1")
+    codes = invite(home, 3)
+    with serving(home) as served:
+        with ScriptedDevice(mosquitto.url, codes[0], 1) as anna:
+            anna.enrol().join()
+            assert anna.take_part(1).verdict is Verdict.COUNTED
+            assert anna.await_round(2).version == 1  # which rests
+        serial = served.parts.keys.current().descriptor.serial
+        assert command(home, "rotate", "keys") == 0
+        wait_until(lambda: served.parts.keys.current().descriptor.serial > serial)
+        with ScriptedDevice(mosquitto.url, codes[1], 2) as bert:
+            bert.enrol().join()
+            assert bert.await_round(3).version == 1
+    # Likewise while nobody serves.
+    assert command(home, "rotate", "keys") == 0
+    with serving(home) as served:
+        wait_until(lambda: served.parts.fence.passed and not served.parts.outgoing.busy)
+        with ScriptedDevice(mosquitto.url, codes[2], 3) as cleo:
+            cleo.enrol().join()
+            assert cleo.await_round(4).version == 1
+
+
+def test_a_paused_task_shows_no_round_that_other_keys_signed(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1\npause_seconds = 0.1")
+    (code,) = invite(home)
+    options = TrainingOptions(k=4)
+    with ExitStack() as stack:
+        with serving(home) as served:
+            device = stack.enter_context(
+                joined(mosquitto.url, code, tmp_path / "device", options=options)
+            )
+            device.record_all([(f"item-{number}", "anna") for number in range(5)])
+            device.start()
+            wait_until(lambda: device.status().verdict == "counted")
+            assert command(home, "task", "pause", "default") == 0
+            wait_until(lambda: served.parts.first.rounds.current is None)
+            last = device.status().receipted_round or 0
+            device.stop()
+        assert command(home, "restored") == 0
+        with serving(home) as served:
+            store = served.parts.store
+            wait_until(lambda: not store.first.publications.topics("round"))
+            wait_until(lambda: not store.retained.superseded())
+            device.start()
+            wait_until(lambda: device.status().session)
+            assert command(home, "task", "resume", "default") == 0
+            wait_until(lambda: (device.status().receipted_round or 0) > last)
+            assert "bad-signature" not in device.status().refused
 
 
 def test_a_round_waits_no_longer_for_a_device_than_its_updates_take(

@@ -54,5 +54,6 @@ def draw(found: Sequence[EvaluatedVersion], metric: str, said: str, path: Path) 
     picture.suptitle(textwrap.fill(said, 90 if brings else 60), fontsize=9)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
+        axis.locator_params(axis="x", integer=True, min_n_ticks=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path)

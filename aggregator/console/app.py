@@ -53,11 +53,16 @@ def routes_of(console: Console) -> list[Route]:
             for file in page.files
         ),
         *(route(page.path, shown(page)) for page in PAGES),
+        route("/{elsewhere:path}", _nowhere, may=None),
     ]
 
 
 async def _first_page(call: Call) -> Response:
     return RedirectResponse(f"/{PAGES[0].name}", 303)
+
+
+async def _nowhere(call: Call) -> Response:
+    return call.console.refuse(call.visitor, 404, "There is no such page.")
 
 
 async def _alive(call: Call) -> Response:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.operate.devices import FleetDevice
 from aggregator.operate.fleet import Fleet
@@ -20,16 +21,15 @@ _HOUR_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class DeedField:
-    """What is entered. ``choices``: by what is sent what is shown; ``kind`` "task": one of the
-    fleet's."""
+    """What is entered. ``choices``: where it is one of the fleet's: what is sent, what is shown."""
 
     name: str
     label: str
-    kind: Literal["text", "number", "task", "choice", "check", "file"] = "text"
+    kind: Literal["text", "number", "check", "file"] = "text"
     hint: str = ""
     usual: str = ""
     optional: bool = False
-    choices: tuple[tuple[str, str], ...] = ()
+    choices: Callable[[Fleet], Sequence[tuple[str, str]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,21 @@ class Deed:
         return any(not field.optional and not values.get(field.name) for field in self.fields)
 
 
-_TASK = DeedField("task", "Task", "task")
+def _tasks(fleet: Fleet) -> list[tuple[str, str]]:
+    return [(each.name, each.name) for each in fleet.tasks() if each.name is not None]
+
+
+def _codes(fleet: Fleet) -> list[tuple[str, str]]:
+    found = []
+    for each in fleet.unused_codes():
+        labels = [f"{name}={value}" for name, value in each.labels.items()]
+        expires = f"until {moment_of(each.expires_unix_seconds)}"
+        said = ", ".join(filter(None, (each.name, " ".join(labels), expires)))
+        found.append((each.code_id, printable(f"{each.code_id}: {said}")))
+    return found
+
+
+_TASK = DeedField("task", "Task", choices=_tasks)
 _VERSION = DeedField("version", "Version", "number")
 
 
@@ -347,7 +361,7 @@ DEEDS = {
             "withdraw",
             "Withdraw a code",
             "Withdraw it",
-            (DeedField("code", "First digits of the code's id"),),
+            (DeedField("code", "Code that nobody has used", choices=_codes),),
             _explain_withdraw,
             _withdraw,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -118,7 +118,7 @@ class Doings:
     async def _enter(
         self, call: Call, deed: Deed, values: Values, said: str = "", status: int = 200
     ) -> Response:
-        names = await self._with_fleet(call, _task_names)
+        choices = await self._with_fleet(call, lambda fleet: _choices(deed, fleet))
         return call.console.page(
             "deed",
             call.visitor,
@@ -127,7 +127,7 @@ class Doings:
             here="do",
             deed=deed,
             values=values,
-            tasks=names,
+            choices=choices,
             said=said,
         )
 
@@ -202,8 +202,9 @@ def _used(console: Console, actor: str, use: Callable[[Fleet], Told]) -> Told:
         return use(fleet)
 
 
-def _task_names(fleet: Fleet) -> list[str]:
-    return [each.name for each in fleet.tasks() if each.name is not None]
+def _choices(deed: Deed, fleet: Fleet) -> dict[str, Sequence[tuple[str, str]]]:
+    """By the name of the field that is one of them."""
+    return {each.name: each.choices(fleet) for each in deed.fields if each.choices is not None}
 
 
 def _deed_of(call: Call) -> Deed:

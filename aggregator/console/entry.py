@@ -9,6 +9,7 @@ from functools import partial
 from anyio import to_thread
 from starlette.responses import RedirectResponse, Response
 
+from aggregator.console.gate import network_of
 from aggregator.console.sessions import TriedTooOften
 from aggregator.console.users import MOST_CHARACTERS
 from aggregator.console.web import Call
@@ -34,7 +35,7 @@ def _form(call: Call, to: str, said: str = "", status: int = 200) -> Response:
 async def log_in(call: Call) -> Response:
     """A session for whoever knows a user's password; words, and perhaps a pause, for others."""
     console, name, password = call.console, call.said("name").strip(), call.said("password")
-    to, address = call.said("to"), console.address(call.request)
+    to, address = call.said("to"), network_of(console.address(call.request))
     if console.checked >= _MOST_CHECKED:
         return _form(call, to, "Many people log in just now: try again in a moment.", 503)
     try:

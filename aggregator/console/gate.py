@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -47,6 +48,17 @@ def host_of(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
+
+
+def network_of(address: str) -> str:
+    """Whom an address counts as: who has one of IPv6 has all that begin like it."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv4Address):
+        return str(found)
+    return str(found.ipv4_mapped or IPv6Address(int(found) >> 64 << 64))
 
 
 def _is_ours(host: str, ours: Collection[str]) -> bool:
@@ -94,6 +106,8 @@ class FrontGate:
             return
         try:
             await self._app(scope, bounded, sending)
+        except ClientDisconnect:
+            return  # in the midst of what he sent
         except Exception as error:
             LogEvent.CONSOLE_FAILS.log(error, what=f"a request for {printable(scope['path'], 200)}")
             if not began:

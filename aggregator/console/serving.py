@@ -9,16 +9,18 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import uvicorn
 from h11 import IDLE
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aggregator.console.app import console_app
-from aggregator.console.gate import own_hosts
+from aggregator.console.gate import network_of, own_hosts
 from aggregator.console.reader import FleetReader
 from aggregator.console.users import ConsoleUsers
 from aggregator.console.web import Console
@@ -34,20 +36,13 @@ _HEADER_SECONDS, _KEPT_ALIVE_SECONDS, _TAKEN_SECONDS = 10.0, 15, 20.0
 
 class PatientProtocol(H11Protocol):
     """A connection. One that does not say what it wants in ten seconds is ended, and one that does
-    not take its answer in twenty. No address has more than half of all, but the proxy's, by which
-    everybody comes."""
-
-    busiest: ClassVar[int] = _MOST_CONNECTIONS // 2
+    not take its answer in twenty."""
 
     _asked: asyncio.TimerHandle | None = None
     _taken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        same = sum(1 for each in self.connections if _host_of(each) == _host_of(self))
-        if same > self.busiest:
-            self.transport.abort()
-            return
         self._await_header()
 
     def data_received(self, data: bytes) -> None:
@@ -83,15 +78,29 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     return None
 
 
-def _host_of(connection: Any) -> str:
-    client = getattr(connection, "client", None)
-    return str(client[0]) if client else ""
+class _Listening(socket.socket):
+    """Where there are as many connections as there may be, also such as have not begun to talk, the
+    oldest of the network that has most makes room: nobody keeps anybody else out."""
 
+    _held: Sequence[tuple[str, socket.socket]] = ()
 
-class ProxiedProtocol(PatientProtocol):
-    """All come by way of a reverse proxy."""
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Raises BlockingIOError to be asked again when what was ended is closed."""
+        self._held = [each for each in self._held if each[1].fileno() >= 0]
+        if len(self._held) >= _MOST_CONNECTIONS:
+            self._make_room()
+            raise BlockingIOError
+        connection, address = super().accept()
+        self._held = [*self._held, (network_of(address[0]), connection)]
+        return connection, address
 
-    busiest = _MOST_CONNECTIONS
+    def _make_room(self) -> None:
+        counted = Counter(network for network, _ in self._held)
+        most = max(counted.values())
+        oldest = next(each for each in self._held if counted[each[0]] == most)
+        self._held = [each for each in self._held if each is not oldest]
+        with suppress(OSError):
+            oldest[1].shutdown(socket.SHUT_RDWR)
 
 
 _TICKS_OF_CERTIFICATE = 100
@@ -210,7 +219,7 @@ def serve_console(
         )
         config = uvicorn.Config(
             console_app(console, hosts),
-            http=ProxiedProtocol if settings.trusted_proxy else PatientProtocol,
+            http=PatientProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -218,7 +227,6 @@ def serve_console(
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
             h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
             timeout_keep_alive=_KEPT_ALIVE_SECONDS,
             timeout_graceful_shutdown=1,
@@ -247,7 +255,7 @@ def _bound(settings: ConsoleSettings) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family)
+        return _Listening(fileno=socket.create_server(address, family=family).detach())
     except OSError as error:
         raise AggregatorError(
             f"the console cannot listen at {settings.address}: {error.strerror or error}. Another "

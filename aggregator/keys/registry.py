@@ -39,9 +39,9 @@ def _id_of(row: DeviceRow) -> bytes:
 
 
 class Registry:
-    """The table of devices, in memory."""
+    """The table of devices, in memory. ``rows``: all of it, where that was just read."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: Devices, rows: Sequence[DeviceRow] | None = None) -> None:
         self._devices = devices
         self._by_handle: dict[bytes, DeviceRow] = {}
         self._by_id: dict[bytes, DeviceRow] = {}
@@ -54,7 +54,7 @@ class Registry:
         self.labels_revision = 0
         """Rises when labels may have changed: a device that joins has those of its code."""
         self._stored_revision = 0
-        self.reload()
+        self.reload(rows)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -94,10 +94,10 @@ class Registry:
             self.labels_revision += 1
         return sorted(gone, key=_id_of)
 
-    def reload(self) -> list[DeviceRow]:
+    def reload(self, rows: Sequence[DeviceRow] | None = None) -> list[DeviceRow]:
         """Read the table again; the devices that were revoked since, by id."""
         stored = self._devices.revision()
-        rows = list(self._devices.all())
+        rows = list(self._devices.all()) if rows is None else rows
         self._stored_revision = stored
         active = [row for row in rows if row.revoked_unix_seconds is None]
         self.revision += 1
@@ -206,7 +206,7 @@ class HeldRegistry(Registry):
         self._fresh: set[bytes] = set()  # read since the last time that some were let go
         super().__init__(devices)
 
-    def reload(self) -> list[DeviceRow]:
+    def reload(self, rows: Sequence[DeviceRow] | None = None) -> list[DeviceRow]:
         stored = self._devices.revision()
         gone = self._take(self._devices.find_each(list(self._by_id)))
         self._stored_revision = stored

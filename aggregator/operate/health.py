@@ -391,7 +391,7 @@ class FleetHealth:
         """All that ever enrolled, those revoked too."""
         self.serves = self.reach is not None or is_served(home) or store.lease.is_held()
         """Whether a serve runs, here or elsewhere."""
-        registry = Registry(store.devices)
+        registry = Registry(store.devices, self.devices)
         self.tasks = [
             TaskHealth(home, store, row, registry, now, most_rounds)
             for row in (store.tasks.all() if tasks is None else tasks)

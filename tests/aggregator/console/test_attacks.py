@@ -20,9 +20,10 @@ from aggregator.operate.fleet import Fleet
 from aggregator.task.file import ConsoleSettings
 from tests.fakes.consoles import ORIGIN, Browser, InProcess
 
-PUBLIC = {("GET", "/login"), ("POST", "/login")}
+PUBLIC = {("GET", "/login"), ("POST", "/login"), ("GET", "/elsewhere")}
 """What anybody may ask, but for files of style and script."""
 EXAMPLES = {
+    "/{elsewhere:path}": "/elsewhere",
     "/do/{deed}": "/do/pause?task=default",
     "/do/jobs/{job}": "/do/jobs/0",
     "/devices/{device}": "/devices/0",
@@ -49,7 +50,7 @@ def test_the_routes_are_those_that_are_attacked_here(console: InProcess) -> None
     """A new one with a parameter needs an example; each is asked for below."""
     assert all("{" not in path for _, path in _routes(console))
     assert [method for method, path in _routes(console) if method not in ("GET", "POST")] == []
-    assert len(_routes(console)) == 12 + len(PAGES) + sum(len(each.files) for each in PAGES)
+    assert len(_routes(console)) == 13 + len(PAGES) + sum(len(each.files) for each in PAGES)
 
 
 def test_nobody_gets_anything_without_logging_in(console: InProcess) -> None:
@@ -57,7 +58,8 @@ def test_nobody_gets_anything_without_logging_in(console: InProcess) -> None:
     for method, path in _routes(console):
         answer = nobody.send(method, path, headers={"Origin": ORIGIN})
         if (method, path) in PUBLIC:
-            assert answer.status_code in (200, 403)
+            assert answer.status_code in (200, 403, 404)
+            assert "default" not in answer.text
         else:
             assert answer.status_code in (303, 401), (method, path)
             assert answer.headers.get("location", "/login").startswith("/login")

@@ -70,7 +70,10 @@ def test_codes_are_made_shown_once_and_withdrawn(console: InProcess) -> None:
     with Fleet.open(console.home.folder) as fleet:
         first, second = fleet.unused_codes()
         assert dict(first.labels) == {"site": "north", "line": "b"}
+    offered = anna.get("/do/withdraw").text
+    assert f'<option value="{first.code_id}">{first.code_id}: ' in offered
     assert "is withdrawn" in _done(anna, "withdraw", code=first.code_id)
+    assert first.code_id not in anna.get("/do/withdraw").text
     with Fleet.open(console.home.folder) as fleet:
         assert [each.code_id for each in fleet.unused_codes()] == [second.code_id]
     assert _audit(console) == [

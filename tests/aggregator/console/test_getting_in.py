@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.console.gate import network_of
 from aggregator.console.sessions import (
     IDLE_SECONDS,
     LONGEST_SECONDS,
@@ -237,6 +238,30 @@ def test_a_damaged_file_of_users_lets_nobody_in_and_is_told(
         assert answer.status_code == 400 and "cannot be read" in answer.text
     with pytest.raises(AggregatorError, match="put a copy back"):
         ConsoleUsers(console.home.console_file).all()
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("", ""),
+        ("a name", "a name"),
+    ],
+)
+def test_who_has_an_address_has_its_network(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_a_network_of_many_addresses_guesses_no_more_often(console: InProcess) -> None:
+    guesses = [
+        console.browser(f"2001:db8::{number}").log_in(f"nobody{number}").status_code
+        for number in range(6)
+    ]
+    assert guesses == [403] * 4 + [429] * 2
+    assert console.logged_in("anna")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "huge"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import ssl
 import time
@@ -53,6 +54,11 @@ def _heard(connection: socket.socket) -> bytes:
 
 
 HEAD = b"GET /login HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+BODY = (
+    b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
+    b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\nname="
+)
+"""A part of a form."""
 NONSENSE = {
     "nothing": b"",
     "zeros": b"\0" * 4096,
@@ -128,9 +134,9 @@ def test_nonsense_fills_no_log(console: ConsoleProcess) -> None:
 
 
 def test_clients_that_never_say_what_they_want_keep_nobody_out(console: ConsoleProcess) -> None:
-    """Slowloris: half of all connections are one address's at most, and each is ended in time."""
+    """Slowloris: whoever has most makes room, and each is ended in time."""
     with ExitStack() as stack:
-        slow = [stack.enter_context(_connected(console)) for _ in range(300)]
+        slow = [stack.enter_context(_connected(console)) for _ in range(500)]
         for each in slow:
             with suppress(OSError):
                 each.sendall(HEAD)
@@ -141,10 +147,38 @@ def test_clients_that_never_say_what_they_want_keep_nobody_out(console: ConsoleP
             other.sendall(HEAD + b"Connection: close\r\n\r\n")
             assert _heard(other).startswith(b"HTTP/1.1 200")
         began = time.monotonic()
+        assert _is_served(console), "from the same address, too"
         for each in slow:
             assert _heard(each) == b""
         assert time.monotonic() - began < PATIENCE_SECONDS
     wait_until(lambda: _is_served(console))
+
+
+@pytest.mark.parametrize("kind", ["headers", "bodies", "idle"])
+def test_many_addresses_that_hold_connections_keep_nobody_out(
+    console: ConsoleProcess, kind: str
+) -> None:
+    asks = {"headers": HEAD, "bodies": BODY, "idle": HEAD + b"\r\n"}
+    with ExitStack() as stack:
+        for number in range(500):
+            other = stack.enter_context(socket.socket())
+            other.bind((f"127.0.0.{2 + number % 5}", 0))
+            other.settimeout(PATIENCE_SECONDS)
+            other.connect(("127.0.0.1", console.port))
+            with suppress(OSError):
+                other.sendall(asks[kind])
+        for _ in range(3):
+            assert _is_served(console)
+
+
+def test_who_goes_away_while_he_sends_fills_no_log(console: ConsoleProcess) -> None:
+    before = len(console.log.read_text())
+    for _ in range(3):
+        with _connected(console) as connection:
+            connection.sendall(BODY)
+            time.sleep(0.1)
+    assert _is_served(console)
+    assert "Traceback" not in console.log.read_text()[before:]
 
 
 @pytest.mark.exhaustive
@@ -165,10 +199,7 @@ def test_a_header_that_comes_byte_by_byte_is_given_up(console: ConsoleProcess) -
 @pytest.mark.exhaustive
 def test_a_body_that_does_not_come_is_given_up_in_words(console: ConsoleProcess) -> None:
     with _connected(console) as connection:
-        connection.sendall(
-            b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
-            b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\nname="
-        )
+        connection.sendall(BODY)
         answer = _heard(connection)
     assert answer.startswith(b"HTTP/1.1 408") and b"came too slowly" in answer
 
@@ -214,6 +245,25 @@ def test_tls_that_is_not_begun_is_given_up_and_a_renewed_certificate_is_used(
             lambda: ssl.get_server_certificate(address, timeout=PATIENCE_SECONDS) != before,
             every_seconds=1,
         )
+
+
+def test_tls_that_is_begun_by_many_keeps_nobody_out(tmp_path: Path) -> None:
+    """The console has fewer files than connections are begun."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("console")
+    lines = f'[console]\ncertificate = "{certificate}"\nkey = "{key}"\n'
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", "quorum = 1", lines)
+    with serving(home), running_console(home) as console, ExitStack() as stack:
+        if hasattr(resource, "prlimit"):
+            resource.prlimit(console.process.pid, resource.RLIMIT_NOFILE, (480, 480))
+        for number in range(700):
+            other = stack.enter_context(socket.socket())
+            other.bind((f"127.0.0.{2 + number % 2}", 0))
+            other.settimeout(PATIENCE_SECONDS)
+            other.connect(("127.0.0.1", console.port))
+        address = ("127.0.0.1", console.port)
+        assert ssl.get_server_certificate(address, timeout=PATIENCE_SECONDS)
+    assert "Too many open files" not in console.log.read_text()
 
 
 def test_a_console_on_a_terminal_ends_when_it_is_told(tmp_path: Path) -> None:

@@ -508,6 +508,14 @@ def test_a_device_that_is_not_there_is_told(console: InProcess) -> None:
     assert 'href="/devices" aria-current="page"' in answer.text
 
 
+def test_a_page_that_is_not_there_has_the_way_to_those_that_are(console: InProcess) -> None:
+    for browser in (console.logged_in("vic"), console.browser()):
+        answer = browser.get("/devises/list")
+        assert answer.status_code == 404 and "There is no such page" in answer.text
+        assert ('href="/devices"' in answer.text) == ("vic, viewer" in answer.text)
+        assert 'href="/"' in answer.text
+
+
 def test_names_are_drawn_as_text_wherever_they_stand(console: InProcess) -> None:
     nasty = "<img src=x onerror=alert(1)>"
     store = console.home.open_store()

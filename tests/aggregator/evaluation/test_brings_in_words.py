@@ -76,8 +76,12 @@ def test_a_share_that_nobody_is_of_is_told_from_one_that_nobody_asked_for(
     picture = tmp_path / "out" / "figures.svg"
     assert command(home, "evaluations", "--picture", str(picture)) == 0
     assert listed in capsys.readouterr().out
-    drawn = " ".join(re.findall(r"<!-- (.*?) -->", picture.read_text(), re.DOTALL))
+    svg = picture.read_text()
+    drawn = " ".join(re.findall(r"<!-- (.*?) -->", svg, re.DOTALL))
     assert listed in " ".join(drawn.split())
+    # No version lies between two.
+    ticks = re.findall(r'id="xtick_\d+">.*?<!-- (.*?) -->', svg, re.DOTALL)
+    assert ticks and all(re.fullmatch(r"[\u22120-9]+", each) for each in ticks)
     assert command(home, "evaluations", "--json") == 0
     brings = json.loads(capsys.readouterr().out)["versions"][0]["brings"]
     assert brings.startswith(newest) if newest else brings is None

@@ -527,7 +527,8 @@ def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
 # Asked again and again, beside a fleet that is served.
 
 _SHARE = 0.01
-_LEAST_SECONDS = 1.0
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 60.0
+"""Between two looks: one that waits for a store takes long, and costs little."""
 _WAIT_SECONDS = 1.0
 _FIRST_WAIT_SECONDS = 5.0
 """Prometheus waits ten seconds."""
@@ -536,7 +537,7 @@ _HANGS_SECONDS = 30.0
 
 class ProblemWatch:
     """The problems of a home, looked for anew when that costs no more than a hundredth of the time,
-    whoever asks how often, from any thread.
+    or once a minute, whoever asks how often, from any thread.
 
     One thread looks, whom nobody waits for longer than a moment: then what was found last is told.
     ``clock``: monotonic seconds; ``unix_clock``: Unix seconds.
@@ -559,7 +560,11 @@ class ProblemWatch:
         with self._changed:
             if self._began is None and self._clock() >= self._next_seconds:
                 self._began = self._clock()
-                Thread(target=self._run, name="problem watch", daemon=True).start()
+                try:
+                    Thread(target=self._run, name="problem watch", daemon=True).start()
+                except BaseException:
+                    self._began = None
+                    raise
             wait_seconds = _FIRST_WAIT_SECONDS if self._last is None else _WAIT_SECONDS
             self._changed.wait_for(lambda: self._began is None, wait_seconds)
             last, began = self._last, self._began
@@ -573,7 +578,8 @@ class ProblemWatch:
         with self._changed:
             assert self._began is not None
             took = self._clock() - self._began
-            self._next_seconds = self._began + max(_LEAST_SECONDS, took / _SHARE)
+            pause_seconds = min(max(_LEAST_SECONDS, took / _SHARE), took + _MOST_SECONDS)
+            self._next_seconds = self._began + pause_seconds
             self._last, self._began = found, None
             self._changed.notify_all()
 

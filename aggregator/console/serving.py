@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ from aggregator.home import AggregatorHome
 from aggregator.task.file import ConsoleSettings
 
 _MOST_CONNECTIONS = 400
-_MOST_HEADER_BYTES = 16 << 10
+_MOST_HEADER_BYTES = _TLS_BYTES = 16 << 10
 _HEADER_SECONDS, _KEPT_ALIVE_SECONDS, _TAKEN_SECONDS = 10.0, 15, 20.0
 
 
@@ -159,11 +160,13 @@ class _Tls:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Ends a connection whose TLS handshake takes long, too."""
+    """Ends a connection whose TLS handshake takes long, too, and gives none much memory."""
 
     async def create_server(self, *given: Any, **options: Any) -> asyncio.Server:
         if options.get("ssl"):
             options["ssl_handshake_timeout"] = _HEADER_SECONDS
+            # Else each has 256 KiB from its beginning, and until long after its end.
+            SSLProtocol.max_size = _TLS_BYTES
         return await super().create_server(*given, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import socket
 import ssl
@@ -247,8 +248,15 @@ def test_tls_that_is_not_begun_is_given_up_and_a_renewed_certificate_is_used(
         )
 
 
+def _peak_bytes(console: ConsoleProcess) -> int:
+    """Of memory; 0 where the system does not say."""
+    status = Path(f"/proc/{console.process.pid}/status")
+    said = re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "")
+    return 0 if said is None else int(said[1]) << 10
+
+
 def test_tls_that_is_begun_by_many_keeps_nobody_out(tmp_path: Path) -> None:
-    """The console has fewer files than connections are begun."""
+    """The console has fewer files than connections are begun, and gives none much memory."""
     authority = Authority(tmp_path)
     certificate, key = authority.issue("console")
     lines = f'[console]\ncertificate = "{certificate}"\nkey = "{key}"\n'
@@ -256,13 +264,16 @@ def test_tls_that_is_begun_by_many_keeps_nobody_out(tmp_path: Path) -> None:
     with serving(home), running_console(home) as console, ExitStack() as stack:
         if hasattr(resource, "prlimit"):
             resource.prlimit(console.process.pid, resource.RLIMIT_NOFILE, (480, 480))
+        address = ("127.0.0.1", console.port)
+        assert ssl.get_server_certificate(address, timeout=PATIENCE_SECONDS)
+        before = _peak_bytes(console)
         for number in range(700):
             other = stack.enter_context(socket.socket())
             other.bind((f"127.0.0.{2 + number % 2}", 0))
             other.settimeout(PATIENCE_SECONDS)
-            other.connect(("127.0.0.1", console.port))
-        address = ("127.0.0.1", console.port)
+            other.connect(address)
         assert ssl.get_server_certificate(address, timeout=PATIENCE_SECONDS)
+        assert _peak_bytes(console) - before < 100 << 20
     assert "Too many open files" not in console.log.read_text()
 
 

@@ -527,8 +527,7 @@ def reach_problems(reach: Reach, now: float) -> Iterator[tuple[str, str]]:
 # Asked again and again, beside a fleet that is served.
 
 _SHARE = 0.01
-_LEAST_SECONDS, _MOST_SECONDS = 1.0, 60.0
-"""Between two looks: one that waits for a store takes long, and costs little."""
+_LEAST_SECONDS = 1.0
 _WAIT_SECONDS = 1.0
 _FIRST_WAIT_SECONDS = 5.0
 """Prometheus waits ten seconds."""
@@ -536,11 +535,12 @@ _HANGS_SECONDS = 30.0
 
 
 class ProblemWatch:
-    """The problems of a home, looked for anew when that costs no more than a hundredth of the time,
-    or once a minute, whoever asks how often, from any thread.
+    """The problems of a home, looked for anew when that costs no more than a hundredth of a
+    processor, whoever asks how often, from any thread.
 
     One thread looks, whom nobody waits for longer than a moment: then what was found last is told.
-    ``clock``: monotonic seconds; ``unix_clock``: Unix seconds.
+    ``clock``: monotonic seconds; ``unix_clock``: Unix seconds; ``work_clock``: processor seconds of
+    the thread that asks it.
     """
 
     def __init__(
@@ -548,8 +548,10 @@ class ProblemWatch:
         home: AggregatorHome,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._home, self._clock, self._unix_clock = home, clock, unix_clock
+        self._work_clock = work_clock
         self._next_seconds = clock()
         self._last: tuple[FleetProblem, ...] | None = None
         self._began: float | None = None
@@ -574,12 +576,11 @@ class ProblemWatch:
         return (slow, *(each for each in last or () if each.code != slow.code))
 
     def _run(self) -> None:
+        before = self._work_clock()
         found = self._look()
+        took = self._work_clock() - before  # to wait for a store is no work
         with self._changed:
-            assert self._began is not None
-            took = self._clock() - self._began
-            pause_seconds = min(max(_LEAST_SECONDS, took / _SHARE), took + _MOST_SECONDS)
-            self._next_seconds = self._began + pause_seconds
+            self._next_seconds = self._clock() + max(_LEAST_SECONDS, took / _SHARE)
             self._last, self._began = found, None
             self._changed.notify_all()
 

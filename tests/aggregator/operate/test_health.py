@@ -309,7 +309,7 @@ def test_asked_often_it_reads_the_store_for_a_hundredth_of_the_time(tmp_path: Pa
             now[0] += 0.5
             return super()._look()
 
-    watch = Slow(home, clock, lambda: NOW)
+    watch = Slow(home, clock, lambda: NOW, clock)
     for _ in range(1000):
         assert {each.code for each in watch()} == {"serve-stopped"}
         now[0] += 0.1

@@ -20,6 +20,14 @@ class TaskError(AggregatorError):
 class StateMismatch(AggregatorError):
     """What the store has of a method does not fit it, with the settings that it has now."""
 
+    @classmethod
+    def of(cls, error: Exception) -> StateMismatch:
+        """What a method said of its state, and what to do."""
+        return cls(
+            f"the stored state does not fit the task file's settings: {error}. Change them back, "
+            "or start the task afresh with tessera-aggregator task replace"
+        )
+
 
 class PacketsTooSmall(AggregatorError):
     """What is to be published does not fit the broker's largest packet, however it is cut."""

@@ -130,7 +130,7 @@ def _missing_commands(text: str) -> list[str]:
     shells = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     missing = []
     for command in [*_names(text), *"\n".join(shells).splitlines()]:
-        if (match := re.match(r"make ([a-z-]+)", command)) and f"\n{match[1]}:" not in MAKEFILE:
+        if (match := re.match(r"make ([a-z0-9-]+)", command)) and f"\n{match[1]}:" not in MAKEFILE:
             missing.append(command)
         if match := re.match(r"python -m ([\w.]+)", command):
             place = ROOT / match[1].replace(".", "/")

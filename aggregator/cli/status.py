@@ -71,6 +71,8 @@ def _print(health: FleetHealth) -> None:
         _print_head(tasks[0])
     if health.reach is not None:
         print(f"serve        {printable(health.reach.words(now))}")
+        if health.reach.receipts:
+            print(f"receipts     {health.reach.receipts}")
     elif health.serves:
         print("serve        runs on another machine: status there says what it is connected to")
     for line in move_lines(store, None, now):

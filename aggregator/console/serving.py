@@ -9,12 +9,15 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from asyncio.sslproto import SSLProtocol
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import uvicorn
-from h11 import IDLE, SEND_BODY
+from h11 import IDLE
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aggregator.console.app import console_app
@@ -28,48 +31,20 @@ from aggregator.home import AggregatorHome
 from aggregator.task.file import ConsoleSettings
 
 _MOST_CONNECTIONS = 400
-_MOST_HEADER_BYTES = 16 << 10
+_MOST_HEADER_BYTES = _TLS_BYTES = 16 << 10
 _HEADER_SECONDS, _KEPT_ALIVE_SECONDS, _TAKEN_SECONDS = 10.0, 15, 20.0
 
 
 class PatientProtocol(H11Protocol):
     """A connection. One that does not say what it wants in ten seconds is ended, and one that does
-    not take its answer in twenty. No network has more than half of all, but the proxy's, by which
-    everybody comes. A new one that is too many ends the oldest that has us wait."""
+    not take its answer in twenty."""
 
-    busiest: ClassVar[int] = _MOST_CONNECTIONS // 2
-
-    _began_seconds = 0.0
-    _network = ""
     _asked: asyncio.TimerHandle | None = None
     _taken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._began_seconds = self.loop.time()
-        self._network = network_of(str(self.client[0])) if self.client else ""
-        there = [
-            each
-            for each in self.connections
-            if isinstance(each, PatientProtocol) and not each.transport.is_closing()
-        ]
-        same = [each for each in there if each._network == self._network]
-        if len(same) > self.busiest:
-            self._end_oldest(same)
-        elif len(there) >= _MOST_CONNECTIONS:
-            self._end_oldest(there)
-        if not self.transport.is_closing():
-            self._await_header()
-
-    def _end_oldest(self, of: Iterable[PatientProtocol]) -> None:
-        """Of those that have us wait; this one where all the others are at work."""
-        waiting = (each for each in of if each._has_us_wait)
-        min(waiting, key=lambda each: each._began_seconds, default=self).transport.abort()
-
-    @property
-    def _has_us_wait(self) -> bool:
-        """Whether it is the other end's turn: to ask, or to take what it asked for."""
-        return self.conn.their_state in (IDLE, SEND_BODY) or self._taken is not None
+        self._await_header()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -104,10 +79,29 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     return None
 
 
-class ProxiedProtocol(PatientProtocol):
-    """All come by way of a reverse proxy."""
+class _Listening(socket.socket):
+    """Where there are as many connections as there may be, also such as have not begun to talk, the
+    oldest of the network that has most makes room: nobody keeps anybody else out."""
 
-    busiest = _MOST_CONNECTIONS
+    _held: Sequence[tuple[str, socket.socket]] = ()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Raises BlockingIOError to be asked again when what was ended is closed."""
+        self._held = [each for each in self._held if each[1].fileno() >= 0]
+        if len(self._held) >= _MOST_CONNECTIONS:
+            self._make_room()
+            raise BlockingIOError
+        connection, address = super().accept()
+        self._held = [*self._held, (network_of(address[0]), connection)]
+        return connection, address
+
+    def _make_room(self) -> None:
+        counted = Counter(network for network, _ in self._held)
+        most = max(counted.values())
+        oldest = next(each for each in self._held if counted[each[0]] == most)
+        self._held = [each for each in self._held if each is not oldest]
+        with suppress(OSError):
+            oldest[1].shutdown(socket.SHUT_RDWR)
 
 
 _TICKS_OF_CERTIFICATE = 100
@@ -166,11 +160,13 @@ class _Tls:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Ends a connection whose TLS handshake takes long, too."""
+    """Ends a connection whose TLS handshake takes long, too, and gives none much memory."""
 
     async def create_server(self, *given: Any, **options: Any) -> asyncio.Server:
         if options.get("ssl"):
             options["ssl_handshake_timeout"] = _HEADER_SECONDS
+            # Else each has 256 KiB from its beginning, and until long after its end.
+            SSLProtocol.max_size = _TLS_BYTES
         return await super().create_server(*given, **options)
 
 
@@ -226,7 +222,7 @@ def serve_console(
         )
         config = uvicorn.Config(
             console_app(console, hosts),
-            http=ProxiedProtocol if settings.trusted_proxy else PatientProtocol,
+            http=PatientProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -234,7 +230,6 @@ def serve_console(
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
             h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
             timeout_keep_alive=_KEPT_ALIVE_SECONDS,
             timeout_graceful_shutdown=1,
@@ -263,7 +258,7 @@ def _bound(settings: ConsoleSettings) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family)
+        return _Listening(fileno=socket.create_server(address, family=family).detach())
     except OSError as error:
         raise AggregatorError(
             f"the console cannot listen at {settings.address}: {error.strerror or error}. Another "

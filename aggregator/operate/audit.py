@@ -42,7 +42,7 @@ class AuditEntry:
 
     def write(self) -> bytes:
         """As it stands in the file: one line of JSON, without any enrolment code."""
-        return without_codes(json.dumps(asdict(self), default=str)).encode() + b"\n"
+        return json.dumps(_without_codes(asdict(self))).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> AuditEntry | None:
@@ -55,6 +55,17 @@ class AuditEntry:
         said = (getattr(found, each.name) for each in fields(cls))
         sound = all(map(isinstance, said, kinds)) and 0 <= found.unix_seconds < _LAST_UNIX_SECONDS
         return found if sound else None
+
+
+def _without_codes(said: Any) -> Any:
+    """What JSON can write of it, with no enrolment code in any text."""
+    if isinstance(said, dict):
+        return {str(name): _without_codes(each) for name, each in said.items()}
+    if isinstance(said, (list, tuple)):
+        return [_without_codes(each) for each in said]
+    if said is None or isinstance(said, (bool, int, float)):
+        return said
+    return without_codes(str(said))
 
 
 class AuditLog:

@@ -25,9 +25,10 @@ from aggregator.operate.tasks import (
 )
 from aggregator.publish.publisher import largest_packet, packet_lines
 from aggregator.rounds.model_parts import taken_for_one
-from aggregator.rounds.replacement import buildable, fits, plan
+from aggregator.rounds.replacement import buildable, fits, plan, require_fits
 from aggregator.serve.successor import find_move, where_serve_is
-from aggregator.store import Store
+from aggregator.serve.tasks import require_own
+from aggregator.store import Store, TaskStore
 from aggregator.store.rows import TaskRow
 from aggregator.store.tasks import FIRST, require_room
 from aggregator.task.artifacts import rehearsed
@@ -164,7 +165,11 @@ class _Check:
         found = changes(
             row.served, task, partial(fits, stored), self.store.contents.used_by(row.number)
         )
-        return said | {"changes": [asdict(each) for each in found], "waits": row.problem}
+        return said | {
+            "changes": [asdict(each) for each in found],
+            "waits": row.problem,
+            "refused": _refused(stored, task) if row.request is None else None,
+        }
 
     def successor(self, row: TaskRow, file: Path) -> Checked:
         """What ``task replace`` would do with a file."""
@@ -191,6 +196,16 @@ class _Check:
             "replacement": replacement,
             "next": f"task replace {row.name} --from {file}",
         }
+
+
+def _refused(store: TaskStore, task: Task) -> str | None:
+    """Why a serve that starts would not go on with a task's state; None where it would."""
+    try:
+        require_own(store, task)
+        require_fits(store, task)
+    except AggregatorError as error:
+        return str(error)
+    return None
 
 
 def _looked_at(path: Path, task: Task, looking: Looking, packets: _Packets) -> Checked:

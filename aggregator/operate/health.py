@@ -535,11 +535,12 @@ _HANGS_SECONDS = 30.0
 
 
 class ProblemWatch:
-    """The problems of a home, looked for anew when that costs no more than a hundredth of the time,
-    whoever asks how often, from any thread.
+    """The problems of a home, looked for anew when that costs no more than a hundredth of a
+    processor, whoever asks how often, from any thread.
 
     One thread looks, whom nobody waits for longer than a moment: then what was found last is told.
-    ``clock``: monotonic seconds; ``unix_clock``: Unix seconds.
+    ``clock``: monotonic seconds; ``unix_clock``: Unix seconds; ``work_clock``: processor seconds of
+    the thread that asks it.
     """
 
     def __init__(
@@ -547,8 +548,10 @@ class ProblemWatch:
         home: AggregatorHome,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._home, self._clock, self._unix_clock = home, clock, unix_clock
+        self._work_clock = work_clock
         self._next_seconds = clock()
         self._last: tuple[FleetProblem, ...] | None = None
         self._began: float | None = None
@@ -559,7 +562,11 @@ class ProblemWatch:
         with self._changed:
             if self._began is None and self._clock() >= self._next_seconds:
                 self._began = self._clock()
-                Thread(target=self._run, name="problem watch", daemon=True).start()
+                try:
+                    Thread(target=self._run, name="problem watch", daemon=True).start()
+                except BaseException:
+                    self._began = None
+                    raise
             wait_seconds = _FIRST_WAIT_SECONDS if self._last is None else _WAIT_SECONDS
             self._changed.wait_for(lambda: self._began is None, wait_seconds)
             last, began = self._last, self._began
@@ -569,11 +576,11 @@ class ProblemWatch:
         return (slow, *(each for each in last or () if each.code != slow.code))
 
     def _run(self) -> None:
+        before = self._work_clock()
         found = self._look()
+        took = self._work_clock() - before  # to wait for a store is no work
         with self._changed:
-            assert self._began is not None
-            took = self._clock() - self._began
-            self._next_seconds = self._began + max(_LEAST_SECONDS, took / _SHARE)
+            self._next_seconds = self._clock() + max(_LEAST_SECONDS, took / _SHARE)
             self._last, self._began = found, None
             self._changed.notify_all()
 

@@ -289,7 +289,10 @@ def _of_task(found: Checked) -> Iterator[CheckedPart]:
         yield _TASK.wrong(found["problem"])
     else:
         said = f"{found['task']}, {found['method']}: devices would train what {found['file']} says"
-        yield _TASK.ok(said)
+        if found.get("refused"):
+            yield _TASK.wrong(f"{found['file']}: {found['refused']}")
+        else:
+            yield _TASK.ok(said)
         if found["note"] is not None:
             yield _TASK.warning(f"{found['task']}: {found['note']}")
         if found.get("waits"):

@@ -26,6 +26,7 @@ from device_sdk.link.events import Connected, ConnectRefused, Disconnected
 from device_sdk.link.link import Link
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
 from device_sdk.wire.publish.content import SHARED, ContentKind, seal_content
@@ -49,7 +50,16 @@ from device_sdk.wire.publish.topics import (
     Topics,
 )
 from device_sdk.wire.seal.announcement import Presence, ServedTasks, Successor, announce
-from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
+from device_sdk.wire.seal.broadcast import (
+    GroupKey,
+    Publication,
+    derive_broadcast_keys,
+    find_group_key,
+    new_group_key,
+    open_manifest,
+    read_manifest_label,
+    wrap_cohort_key,
+)
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
@@ -508,13 +518,25 @@ class Publisher:
         messages.append((topic, sealed))
         room.require("the round's broadcast", messages)
         self._store.publications.replace(_ROUND_PART, messages)
-        self._store.facts.signer = signing.public_key().public_bytes_raw()
 
     @property
     def is_readable(self) -> bool:
-        """Whether a device that comes now believes the newest round's publication: it is signed by
-        the keys in force."""
-        return self._store.facts.signer == self._keys().signing.public_key().public_bytes_raw()
+        """Whether a device that comes now believes the newest round's publication, if there is one:
+        the keys in force signed it."""
+        topic = self._topics.write(ManifestTopic(self._task.name, self._task.cohort))
+        fleet = self._store.fleet
+        message = fleet.retained.message(topic)
+        if message is None:
+            return True
+        try:
+            label = read_manifest_label(message)
+            key = find_group_key(fleet.secrets.group_keys(), label.epoch)
+            names = self._task.name, self._task.cohort
+            keys = derive_broadcast_keys(key, label.broadcast_id, *names)
+            open_manifest(message, keys, self._keys().signing.public_key())
+        except WireError:
+            return False
+        return True
 
     def withdraw_round(self) -> None:
         """The newest round's publication is to be cleared; inside a transaction."""

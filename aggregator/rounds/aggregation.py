@@ -388,10 +388,7 @@ class Aggregation:
                 1 for logged in self._store.log.after(0) if logged.seq <= partial.seq
             )
         except RestoreError as error:
-            raise StateMismatch(
-                f"the stored state does not fit the task file's settings: {error}. Change them "
-                "back, or start the task afresh with tessera-aggregator task replace"
-            ) from None
+            raise StateMismatch.of(error) from None
 
     def _replaced(self, version: int) -> str:
         facts = self._store.facts

@@ -90,9 +90,18 @@ class Evaluator:
         """Write down what was read, each with the version that it is of; inside the transaction
         that settles it. What is of a version whose figures are made is dropped: a list of that."""
         told = list(said)
-        first = (self.store.facts.evaluated_from or 0) if told else 0
+        first = self._first if told else 0
         self.store.evaluations.note([each for each in told if each[0] >= first])
         return [each for version, each in told if version < first]
+
+    def is_done(self, row: RoundRow) -> bool:
+        """Whether the figures of a round's version are made."""
+        return row.version < self._first
+
+    @property
+    def _first(self) -> int:
+        """Of the versions whose figures are to be made."""
+        return self.store.facts.evaluated_from or 0
 
     def begin(self, version: int) -> None:
         """A process begins, with this version as the newest."""

@@ -204,6 +204,9 @@ class Ingest:
         # By what it is of: the report, and what it says of its round's version.
         self._late: dict[tuple[object, ...], tuple[StoredReport, list[_Said]]] = {}
         self._late_rounds: dict[bytes, int] = {}  # by device, the newest round it was late for
+        # Of updates without a verdict yet, what they say of their rounds' versions; None once it is
+        # written down.
+        self._early: dict[_Key, _Said | None] = {}
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -221,7 +224,7 @@ class Ingest:
         fails, it stays staged, and :meth:`sift` comes before the next try."""
         row = self._rounds.current
         if not self._staged or row is None:
-            if self._late:
+            if self._late or any(self._early.values()):
                 with self._store.database.transaction():
                     self.save_seen()
             return []
@@ -249,7 +252,11 @@ class Ingest:
                 self._store.reports.add([_stored(each.update, report) for each, report in kept])
                 for each, report in kept:
                     self._tell(each.update, report, now_unix_seconds)
-            self._note_said(each.said for each in decided if each.said is not None)
+            self._note_said(
+                each.said
+                for each in decided
+                if each.said is not None and _key(each.staged.update) not in self._early
+            )
             self.save_seen()
         found = [(self._rivals.get(_key(each.staged.update)), each.verdict) for each in decided]
         rivals = [self._repeat(rival, verdict) for rival, verdict in found if rival is not None]
@@ -292,6 +299,7 @@ class Ingest:
         )
         self._store.reports.add([report for report, _ in self._late.values()])
         self._note_said(each for _, said in self._late.values() for each in said)
+        self._note_said(filter(None, self._early.values()))
         self._store.database.when_kept(self._forget_seen)
 
     def _note_said(self, said: Iterable[_Said]) -> None:
@@ -307,16 +315,19 @@ class Ingest:
     def _forget_seen(self) -> None:
         self._seen.clear()
         self._late.clear()
+        self._early = dict.fromkeys(self._early)
 
     def follow(self, other: Ingest) -> None:
         """Go on with the counts of the same task's ingest before this one."""
         self.counted, self._seen = other.counted, other._seen
         self.outcomes, self._late = other.outcomes, other._late
-        self._late_rounds = other._late_rounds
+        self._late_rounds, self._early = other._late_rounds, other._early
 
     def round_opened(self) -> None:
         """Begin the counts of a round."""
         self.widths.clear()
+        oldest = self._rounds.next_number() - 1 - self._most_age
+        self._early = {key: said for key, said in self._early.items() if key[0] >= oldest}
 
     def _offer_for_open(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
         if self._is_staged(update):
@@ -422,7 +433,11 @@ class Ingest:
             # By the mark that was set when the verdicts were deleted, and by no clock.
             return _settled(update, Verdict.FORGOTTEN)
         updates = bool(update.body) or update.report is None
-        age = self._counts_late(row, identity.device_id) if updates else None
+        try:
+            age = self._counts_late(row, identity.device_id) if updates else None
+        except WireError:
+            self._note_early(update, row)
+            raise
         if age is not None:
             self._stage(_Staged(update, row, self._rounds.since_opening_seconds(row), age))
             return None
@@ -486,8 +501,21 @@ class Ingest:
             return
         stored = _stored(update, report)
         if stored[:3] not in self._late:
-            self._late[stored[:3]] = stored, [] if said is None else [said]
+            is_new = _key(update) not in self._early
+            self._late[stored[:3]] = stored, [said] if said is not None and is_new else []
             self._tell(update, report, int(self._unix_clock()))
+
+    def _note_early(self, update: UpdateMessage, row: RoundRow) -> None:
+        """An update that comes again has no verdict yet. What it says of its round's version is
+        written down now: nobody waits for a device that was heard of a later round meanwhile."""
+        if update.report is None or _key(update) in self._early or self._evaluator.is_done(row):
+            return
+        try:
+            said = self._said(row, update.identity.device_id, 0, read_told(update))
+        except WireError:
+            return  # it is refused for that once it has a verdict
+        if said is not None:
+            self._early[_key(update)] = said
 
     def _tell(self, update: UpdateMessage, report: Report, now_unix_seconds: int) -> None:
         outcome = report.outcome.value, known_reason(report.reason)
@@ -527,6 +555,7 @@ class Ingest:
     def _settle(self, decided: _Decided, failed: Collection[int], now_unix_seconds: int) -> Settled:
         staged, logged, reason = decided.staged, decided.logged, decided.verdict.reason
         update = staged.update
+        self._early.pop(_key(update), None)
         device_id = update.identity.device_id
         digest = update_digest(update.identity, update.content_sha256)
         if reason == NOTED:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, StateMismatch
 from aggregator.events import LogEvent
 from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Arrays, ModelMismatch
@@ -164,14 +164,22 @@ def buildable(store: Store, task: Task) -> None:
 
 def fits(store: TaskStore, task: Task) -> bool:
     """Whether a task's stored state goes on with these settings."""
-    version, known = store.checkpoints.get("version"), served_catalogue(store, task)
-    if version is None:
-        return True
     try:
-        _built(store.fleet, task, 0 if known is None else len(known)).restore(version.state)
-    except (AggregatorError, RestoreError):
+        require_fits(store, task)
+    except AggregatorError:
         return False
     return True
+
+
+def require_fits(store: TaskStore, task: Task) -> None:
+    """Raises AggregatorError where a task's stored state does not go on with these settings."""
+    version, known = store.checkpoints.get("version"), served_catalogue(store, task)
+    if version is None:
+        return
+    try:
+        _built(store.fleet, task, 0 if known is None else len(known)).restore(version.state)
+    except RestoreError as error:
+        raise StateMismatch.of(error) from None
 
 
 def misfit(store: TaskStore, served: Task, version: int) -> str | None:

@@ -122,7 +122,7 @@ class ServiceLives(ABC):
 
     def _work(self, service: Service) -> None:
         self.hooks.on_ready(service)
-        self.reach.serve(service.link, service.refused_topics)
+        self.reach.serve(service.link, service.refused_topics, lambda: service.receipt_times)
         service.link.start()
         service.run(self.stopping, lambda: self.turn(service))
 

@@ -13,18 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import accumulate
 from socketserver import ThreadingMixIn
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import ends_of, part_name
 from aggregator.events import LogEvent
 from aggregator.rounds.model_parts import ModelParts
+from aggregator.serve.receipt_times import BOUNDS_SECONDS, ReceiptTimes
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
 from aggregator.task.file import MetricsSettings
@@ -88,6 +91,7 @@ class Snapshot:
     """The topic filters that the broker refuses at present; they are asked for again."""
     broker_losses: int = 0
     """Messages of our own to ourselves that the broker acknowledged and did not deliver."""
+    receipt_times: ReceiptTimes = field(default_factory=ReceiptTimes)
 
 
 _OF_EACH_TASK: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
@@ -209,6 +213,13 @@ def metrics_of(seen: Snapshot) -> Iterator[Metric]:
         "refused_total",
         "Messages refused, by reason",
         [({"reason": reason}, count) for reason, count in sorted(seen.refusals.items())],
+    )
+    bounds = (*map(str, BOUNDS_SECONDS), "+Inf")
+    yield HistogramMetricFamily(
+        "tessera_receipt_seconds",
+        "How long updates waited for their receipts, once they were taken in",
+        [*zip(bounds, accumulate(seen.receipt_times.counts), strict=True)],
+        seen.receipt_times.seconds,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from aggregator.errors import StoreUnreached
 from aggregator.events import LogEvent
+from aggregator.serve.receipt_times import ReceiptTimes
 from device_sdk.system.lock import LiveFile, read_live_file
 from device_sdk.system.printable import span
 
@@ -31,6 +32,8 @@ class Reach:
         refused_topics: topic filters that the broker refuses at present.
         broker_losses: messages to ourselves that the broker acknowledged and did not deliver.
         console_problem: why the console does not answer, which is to; empty where it does.
+        receipt_half_seconds, receipt_nine_tenths_seconds: within how long half of the updates, and
+            nine tenths, had their receipts; see ``aggregator.serve.receipt_times``.
     """
 
     broker: str = ""
@@ -43,6 +46,8 @@ class Reach:
     refused_topics: tuple[str, ...] = ()
     broker_losses: int = 0
     console_problem: str = ""
+    receipt_half_seconds: float | None = None
+    receipt_nine_tenths_seconds: float | None = None
 
     def words(self, now_unix_seconds: float) -> str:
         """What it is connected to, for people; what it is not, and why, is a problem."""
@@ -51,6 +56,16 @@ class Reach:
             return "runs"
         said = "connected to" if self.connected else "not connected to its broker"
         return f"runs, {said} {self.broker} for {since}"
+
+    @property
+    def receipts(self) -> str:
+        """How long updates wait for their receipts, for people; empty where nothing is known."""
+        shares = {
+            "half": self.receipt_half_seconds,
+            "nine tenths": self.receipt_nine_tenths_seconds,
+        }
+        said = [f"{of} within {some:g} s" for of, some in shares.items() if some is not None]
+        return f"{', '.join(said)} of an update's arrival" if said else ""
 
 
 class HasBroker(Protocol):
@@ -87,11 +102,18 @@ class Reaching:
         self._said = Reach()
         self._link: HasBroker | None = None
         self._refused: Callable[[], tuple[str, ...]] = tuple
+        self._times: Callable[[], ReceiptTimes] = ReceiptTimes
         self._file.tell(asdict(self._said))
 
-    def serve(self, link: HasBroker | None, refused: Callable[[], tuple[str, ...]] = tuple) -> None:
-        """These are the connections from now on, and the topic filters that they are refused."""
-        self._link, self._refused = link, refused
+    def serve(
+        self,
+        link: HasBroker,
+        refused: Callable[[], tuple[str, ...]],
+        times: Callable[[], ReceiptTimes],
+    ) -> None:
+        """These are the connections from now on, the topic filters that they are refused, and how
+        long updates waited."""
+        self._link, self._refused, self._times = link, refused, times
 
     def look(self) -> None:
         """To be called often, after the store has answered."""
@@ -129,7 +151,7 @@ class Reaching:
     def _tell(self, **changed: Any) -> None:
         said, link = replace(self._said, **changed), self._link
         if link is not None:
-            connected = link.connected
+            connected, times = link.connected, self._times()
             since = said.broker_since_unix_seconds
             if not since or connected != said.connected:
                 since = int(self._unix_clock())
@@ -141,6 +163,8 @@ class Reaching:
                 broker_problem="" if connected else link.problem,
                 refused_topics=self._refused(),
                 broker_losses=link.lost,
+                receipt_half_seconds=times.within(0.5),
+                receipt_nine_tenths_seconds=times.within(0.9),
             )
         said = replace(said, console_problem=self._console_problem())
         if said != self._said:

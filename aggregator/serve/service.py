@@ -19,6 +19,7 @@ from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.outgoing import Outgoing, answer_updates
+from aggregator.serve.receipt_times import ReceiptTimes
 from aggregator.serve.standings import Placements, Standings
 from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
@@ -146,6 +147,7 @@ class Service:
             parts.topics.write(PresenceTopic()): parts.fence.heard_presence,
         }
         self.bytes_received = 0
+        self.receipt_times = ReceiptTimes()
         self._last: Snapshot | None = None
         self._published_under = -1  # the serial of a descriptor
         self._next_snapshot_seconds = 0.0
@@ -183,6 +185,7 @@ class Service:
                 wait_seconds = min(wait_seconds, max(0.0, left))
         group = parts.first.task.store.group_updates
         events = parts.link.events(most=group, timeout_seconds=wait_seconds)
+        came_seconds = parts.clock()
         if parts.changed():
             self._look_again()
         for event in events:
@@ -196,8 +199,10 @@ class Service:
                 self._handle(event)
         for owner, times in parts.link.take_refused().items():
             parts.refusals.note_reason("too-many", owner, _TOO_MANY, times)
-        for task in parts.tasks.served:
-            self._commit(task)
+        answered = sum(self._commit(task) for task in parts.tasks.served)
+        if answered:
+            took = parts.clock() - came_seconds
+            self.receipt_times = self.receipt_times.with_group(answered, took)
         self._look_at_clock_and_keys()
         self._tick()
         self._look_at_files()
@@ -214,12 +219,13 @@ class Service:
         parts.outgoing.pump()
         parts.housekeeping.turn()
 
-    def _commit(self, task: TaskParts) -> None:
-        """Decide what came for a task, and answer it."""
+    def _commit(self, task: TaskParts) -> int:
+        """Decide what came for a task, and answer it; how many updates that were."""
         settled: Sequence[Settled] = ()
         with self._parts.tasks.within(task):
             settled = task.ingest.commit()
         self._answer(settled)
+        return len(settled)
 
     def _tick(self) -> None:
         """Open and close what is due: each task one step at a time, until none has another."""
@@ -283,6 +289,7 @@ class Service:
             refusals=dict(parts.refusals.counts),
             refused_subscriptions=self._listening.refused,
             broker_losses=parts.link.lost,
+            receipt_times=self.receipt_times,
             tasks=tuple(_seen(task) for task in parts.tasks.served),
         )
         return self._complete(seen)
@@ -397,6 +404,7 @@ class Service:
         elif isinstance(event, RoundClosed):
             parts.housekeeping.something_was_deleted()  # the log, or an older checkpoint
             parts.standings.remind(event.silent)
+            self._published_under = -1  # none may follow it
             with parts.store.database.transaction():
                 task.ingest.save_seen()  # the next group may be a day away
             with parts.tasks.within(task):
@@ -414,9 +422,9 @@ class Service:
             self._announce(parts.announcements.standing(), [])
 
     def _publish_anew(self) -> None:
-        """Other keys may be in force than those that signed what lies at the broker. A round that
-        rests begins anew, and what is left of one that is over, and that no other follows, is
-        cleared; of others devices see the next one soon."""
+        """Other keys may be in force than those that signed what lies at the broker, or a round was
+        closed that they signed. A round that rests begins anew, and what is left of one that is
+        over, and that no other follows, is cleared; of others devices see the next one soon."""
         self._published_under = self._parts.keys.current().descriptor.serial
         for task in self._parts.tasks.served:
             rounds, publisher = task.rounds, task.publisher

@@ -61,13 +61,9 @@ def claim(store: TaskStore, task: Task) -> None:
 
     Raises AggregatorError for a file of something else.
     """
+    require_own(store, task)
     label = task.label
     stored = store.facts.label
-    if stored is not None:
-        _require_label(stored, task)
-    other = store.fleet.tasks.named(task.name)
-    if other is not None and other.number != store.number:
-        raise AggregatorError(f"the home has another task that is named {task.name!r}")
     missing = task.catalogue is not None and store.facts.catalogue is None
     if stored is None or missing:
         with store.database.transaction():
@@ -76,6 +72,16 @@ def claim(store: TaskStore, task: Task) -> None:
             if task.catalogue is not None:
                 found = read_continued_catalogue(task.catalogue, store)
                 store.facts.catalogue = encode(found)
+
+
+def require_own(store: TaskStore, task: Task) -> None:
+    """Raises AggregatorError for a file of something else than the stored state is of."""
+    stored = store.facts.label
+    if stored is not None:
+        _require_label(stored, task)
+    other = store.fleet.tasks.named(task.name)
+    if other is not None and other.number != store.number:
+        raise AggregatorError(f"the home has another task that is named {task.name!r}")
 
 
 def _require_label(stored: str, task: Task) -> None:

@@ -193,9 +193,6 @@ class TaskFacts(Named):
     called off."""
     key_epoch = Fact[int](int, 0)
     """The epoch of the group key that it is published under; 0 before the first publication."""
-    signer = Fact[bytes](bytes, b"")
-    """The public key that signed the newest round's publication; empty where none was published, or
-    by a program that did not note it."""
     own_generation = Fact[int](int, 0, "generation")
     """When it was made or replaced, in Unix time."""
 

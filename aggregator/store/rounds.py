@@ -137,10 +137,10 @@ class UpdateLog(TableOfTask):
         update was carried over may have sent more than one."""
         row = self._database.row(
             "SELECT count(*) FROM (SELECT device_id FROM updates WHERE task = ? "
-            "AND quarantined IS NULL UNION SELECT verdicts.device_id FROM verdicts "
-            "JOIN rounds USING (task, generation, round) WHERE task = ? AND rounds.version = ? "
-            "AND reason IS NULL) AS counted",
-            (self._task, self._task, version),
+            "AND quarantined IS NULL UNION SELECT device_id FROM verdicts WHERE task = ? "
+            "AND (generation, round) IN (SELECT generation, round FROM rounds WHERE task = ? "
+            "AND version = ?) AND reason IS NULL) AS counted",
+            (self._task, self._task, self._task, version),
         )
         return 0 if row is None else int(row[0])
 

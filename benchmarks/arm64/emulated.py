@@ -126,6 +126,11 @@ Dir::Etc::preferencesparts=/dev/null"""
             _said("dpkg-deb", "--extract", str(package), str(root))
         for each in ("proc", "sys", "dev", "tmp", "shared"):
             (root / each).mkdir(exist_ok=True)
+        # What ca-certificates does when it is installed; pip does not start without.
+        authorities = sorted((root / "usr" / "share" / "ca-certificates").rglob("*.crt"))
+        (root / "etc" / "ssl" / "certs").mkdir(parents=True, exist_ok=True)
+        bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"
+        bundle.write_bytes(b"".join(each.read_bytes() for each in authorities))
         root.rename(into)
 
 

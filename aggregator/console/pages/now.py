@@ -127,6 +127,7 @@ class NowView:
     """``serve``: what the process reaches, in words; empty where none runs here.
 
     Attributes:
+        receipts: how long updates wait for them, in words; empty where nothing is known.
         brokers: where the fleet is, or will be, and ``move``: what there is to say of a move.
         coordinator: of a cluster, in words; empty for none.
         measured: over how long, in words, what came in lately was counted; empty: not yet.
@@ -135,6 +136,7 @@ class NowView:
 
     serve: str
     serves: bool
+    receipts: str
     devices: int
     unused_codes: int
     problems: tuple[FleetProblem, ...]
@@ -157,6 +159,7 @@ def _read(fleet: Fleet, query: PageQuery) -> NowView:
     return NowView(
         serve=_reach(health),
         serves=health.serves,
+        receipts="" if health.reach is None else health.reach.receipts,
         devices=health.active,
         unused_codes=len(fleet.unused_codes()),
         problems=tuple(health.own_problems),

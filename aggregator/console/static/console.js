@@ -43,7 +43,12 @@
         return;
       }
       const moved = key(each) && [...old.childNodes].slice(place).find((one) => same(one, each));
-      if (moved) become(old.insertBefore(moved, there), each);
+      if (moved) {
+        // What is moved loses the focus: what has no name of its own makes room.
+        while (!key(old.childNodes[place])) old.removeChild(old.childNodes[place]);
+        if (old.childNodes[place] !== moved) old.insertBefore(moved, old.childNodes[place]);
+        become(moved, each);
+      }
       else if (there && !key(there)) old.replaceChild(each, there);
       else old.insertBefore(each, there || null);
     });

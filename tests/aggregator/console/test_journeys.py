@@ -126,6 +126,13 @@ def test_a_live_round_is_seen_without_a_reload(scene: Scene) -> None:
         link.focus()
         first = _version(page)
         _await(page, lambda: _version(page) >= first + 2)
+        for opens in (True, False, True):  # what stands above the link comes and goes
+            _await(
+                page,
+                lambda opens=opens: (
+                    ("No round is open" in _section(page, "live").inner_text()) != opens
+                ),
+            )
         expect(link).to_be_focused()
         assert _section(page, "default").locator("details").get_attribute("open") is not None
         expect(_section(page, "live")).to_contain_text("updates a second")

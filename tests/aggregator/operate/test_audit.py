@@ -25,6 +25,16 @@ def entry(action: str, actor: str = "anna") -> AuditEntry:
     return AuditEntry(1.5, actor, action, {"device": "3f"}, DONE)
 
 
+@pytest.mark.parametrize("before", ["\n", "\u2345", "\x1ff"])
+def test_a_code_is_taken_out_of_a_text_whatever_stands_before_it(before: str) -> None:
+    code = "ABCDEFGH" * 11
+    said = AuditEntry(1.5, "anna", "withdraw", {"codes": [f"{before}{code}"]}, f"no {code}")
+    found = AuditEntry.read(said.write())
+    assert found is not None and found.outcome == "no (an enrolment code)"
+    assert "(an enrolment code)" in found.arguments["codes"][0]
+    assert found.arguments["codes"][0].startswith(before[:1])
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> AggregatorHome:
     return make_home(tmp_path, "mqtt://127.0.0.1:1")

@@ -309,7 +309,7 @@ def test_asked_often_it_reads_the_store_for_a_hundredth_of_the_time(tmp_path: Pa
             now[0] += 0.5
             return super()._look()
 
-    watch = Slow(home, clock, lambda: NOW)
+    watch = Slow(home, clock, lambda: NOW, clock)
     for _ in range(1000):
         assert {each.code for each in watch()} == {"serve-stopped"}
         now[0] += 0.1
@@ -317,6 +317,39 @@ def test_asked_often_it_reads_the_store_for_a_hundredth_of_the_time(tmp_path: Pa
     home.database.rename(home.database.with_suffix(".away"))
     now[0] += 1000
     wait_until(lambda: {each.code for each in watch()} == {"store-away"})
+
+
+def test_after_a_look_that_took_long_the_next_one_is_not_hours_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, now = make_home(tmp_path, "mqtt://127.0.0.1:1"), [0.0]
+    watch = ProblemWatch(home, lambda: now[0], lambda: NOW)
+
+    def away(self: AggregatorHome) -> Store:
+        now[0] += 15.0  # as PostgreSQL behind a network that drops everything
+        raise OSError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AggregatorHome, "open_store", away)
+        wait_until(lambda: {each.code for each in watch()} == {"store-away"})
+    now[0] += 60.0
+    wait_until(lambda: {each.code for each in watch()} == {"serve-stopped"})
+
+
+def test_a_look_that_could_not_begin_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    watch = ProblemWatch(home, unix_clock=lambda: NOW)
+
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError):
+            watch()
+    wait_until(lambda: {each.code for each in watch()} == {"serve-stopped"})
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, free_port, password_
 from tests.fakes.array_device import local_data
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import linear_artifact
-from tests.fakes.homes import ServeProcess, invite, make_home
+from tests.fakes.homes import WIDTH, ServeProcess, invite, make_home
 from tests.fakes.killed_rounds import DEVICES
 from tests.fakes.killed_rounds import make_home as fleet_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
@@ -173,6 +173,26 @@ def test_rounds_go_on_beside_it(tmp_path: Path, broker: Mosquitto) -> None:
         text = serving.log.read_text()
         assert "taken over" not in text.lower() and "refused" not in text, text
         assert text.count(" closed: ") == text.count(closed)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [("[task]\n", '[task]\nname = "other"\n'), (f"columns = {WIDTH}", f"columns = {WIDTH // 2}")],
+)
+def test_a_file_that_a_fleets_model_does_not_go_on_with(
+    tmp_path: Path, broker: Mosquitto, before: str, after: str
+) -> None:
+    """What it says is what serve says."""
+    home = make_home(tmp_path, broker.url)
+    serve = ServeProcess(home)
+    serve.start()
+    serve.await_connections(1)
+    assert serve.stop() == 0 and wrong(checked(home)) == {}
+    text = home.task_file.read_text()
+    home.task_file.write_text(text.replace(before, after))
+    said = wrong(checked(home))["task"].partition(f"{home.task_file}: ")[2]
+    serve.start()
+    assert serve.wait() == 1 and said and said in serve.log.read_text()
 
 
 def test_without_a_broker_the_rest_is_checked(tmp_path: Path) -> None:

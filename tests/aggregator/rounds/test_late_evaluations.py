@@ -243,6 +243,47 @@ def test_who_was_heard_of_a_later_round_is_waited_for_no_longer(make: Callable[.
     assert desk.figures[0] == (0,) and desk.figures[1] == (0, 1, 2, 3)
 
 
+def test_what_is_told_while_no_round_is_open_is_in_the_figures(
+    make: Callable[..., Desk],
+) -> None:
+    """Its update has no verdict then, and comes again; meanwhile the device tells of later rounds
+    that it could not begin with, so nobody waits for it."""
+    desk = make("pause_seconds = 9.0", "least_devices = 1")
+    first = desk.round()
+    desk.wait(9)
+    second = desk.round()
+    assert desk.first.rounds.current is None
+    with pytest.raises(WireError, match="no round is open"):
+        desk.offer(SLOW[0], first)
+    for device in SLOW:
+        assert desk.send(device, second, trained=False) == "noted"
+    desk.first.ingest.commit()
+    desk.wait(2)
+    assert desk.figures[0] == (0, 1)
+    desk.wait(9)
+    assert desk.send(SLOW[0], first) == "counted"
+    desk.wait(2)
+    # It is in them, and none of what it said came too late.
+    assert desk.figures[0] == (0, 1) and not desk.parts.refusals.counts
+
+
+def test_who_has_two_updates_is_in_the_figures_of_both(make: Callable[..., Desk]) -> None:
+    """The second is part of the next round, and the device is heard of a later one before that."""
+    desk = make("", "least_devices = 1")
+    first = desk.round()
+    second = desk.round()
+    assert desk.offer(SLOW[0], first) == ""
+    with pytest.raises(WireError, match="another update"):
+        desk.offer(SLOW[0], second)
+    assert desk.offer(SLOW[0], desk.row) == ""
+    desk.first.ingest.commit()
+    for device in SLOW[1:]:
+        assert desk.send(device, desk.row, trained=False) == "noted"
+    desk.wait(2)
+    assert desk.figures == {0: (0, 1), 1: (0, 1)}
+    assert desk.send(SLOW[0], second) == "counted"
+
+
 def test_models_stay_until_their_figures_are_known(make: Callable[..., Desk]) -> None:
     desk = make("", "least_devices = 1\n[models]\nkeep_last = 1\nkeep_best = 1")
     for _ in range(4):

@@ -320,10 +320,10 @@ class RoundMachine(RuleBasedStateMachine):
 
     def settle_pending(self) -> None:
         for number, device, body in self.pending:
-            if body == BAD_BODY:
-                self.oracle.verdicts[(number, device)] = (body, "bad-length")
-            else:
+            try:
                 self.oracle.accepted(number, device, body)
+            except WireError as error:
+                self.oracle.verdicts[(number, device)] = (body, error.reason)
         self.pending.clear()
         self.rivals.clear()
 

@@ -222,6 +222,50 @@ def test_a_paused_task_shows_no_round_that_other_keys_signed(
             assert "bad-signature" not in device.status().refused
 
 
+def test_the_last_round_of_a_task_that_0_1_0_paused_stays_for_who_joins(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1\npause_seconds = 0.1")
+    codes = invite(home, 2)
+    with serving(home) as served, ScriptedDevice(mosquitto.url, codes[0], 1) as anna:
+        anna.enrol().join()
+        assert anna.take_part(1).verdict is Verdict.COUNTED
+        wait_until(lambda: served.parts.first.rounds.current is not None)
+        assert command(home, "task", "pause", "default") == 0
+        wait_until(lambda: served.parts.first.rounds.paused)
+        anna.take_part(served.parts.first.rounds.next_number() - 1)
+        wait_until(lambda: served.parts.first.rounds.current is None)
+        last = served.parts.first.rounds.next_number() - 1
+    store = open_store(home)
+    with store.database.transaction():
+        store.database.execute_many("DELETE FROM task_facts WHERE name = ?", [("signer",)])
+    store.database.close()
+    with serving(home) as served:
+        wait_until(lambda: served.parts.fence.passed and not served.parts.outgoing.busy)
+        assert served.parts.store.first.publications.topics("round")
+        with ScriptedDevice(mosquitto.url, codes[1], 2) as bert:
+            bert.enrol().join()
+            assert bert.await_round(last).round == last
+
+
+def test_a_round_that_ends_paused_after_its_keys_were_rotated_is_cleared(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1")
+    (code,) = invite(home)
+    with serving(home) as served, ScriptedDevice(mosquitto.url, code, 1) as anna:
+        anna.enrol().join()
+        opened, rounds = anna.await_round(1), served.parts.first.rounds
+        serial = served.parts.keys.current().descriptor.serial
+        assert command(home, "rotate", "keys") == 0
+        wait_until(lambda: served.parts.keys.current().descriptor.serial > serial)
+        assert command(home, "task", "pause", "default") == 0
+        wait_until(lambda: rounds.paused)
+        assert anna.send_and_wait(opened, anna.body()).verdict is Verdict.COUNTED
+        wait_until(lambda: rounds.current is None)
+        wait_until(lambda: not served.parts.store.first.publications.topics("round"))
+
+
 def test_a_round_waits_no_longer_for_a_device_than_its_updates_take(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:

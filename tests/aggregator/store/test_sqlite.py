@@ -14,6 +14,7 @@ import pytest
 from aggregator.errors import AggregatorError, StoreAway
 from aggregator.evaluation import Figure, as_json
 from aggregator.store import SQLiteDatabase
+from aggregator.store.rows import RoundRow
 from aggregator.store.schema import SCHEMA_VERSION
 from tests.fakes.homes import make_home
 from tests.fakes.waiting import PATIENCE_SECONDS
@@ -207,4 +208,39 @@ def test_what_waits_for_a_commit_waits_for_that_of_its_own_thread(tmp_path: Path
     for each in threads:
         each.join(PATIENCE_SECONDS)
     assert kept == [1, 2] and not errors
+    store.database.close()
+
+
+def test_a_versions_devices_are_counted_without_a_look_at_older_rounds(tmp_path: Path) -> None:
+    home, rounds = make_home(tmp_path, _URL), 100
+    store = home.open_store()
+    ids = [bytes([each]) * 16 for each in range(100)]
+    with store.database.transaction():
+        for number in range(rounds):
+            store.first.rounds.add(
+                RoundRow(number, 1, number // 2, 1.0, 9.0, bytes(32), 2**64 - 1, 100, 2)
+            )
+            store.database.execute_many(
+                "INSERT INTO verdicts (task, generation, round, device_id, body_sha256) "
+                "VALUES (1, 1, ?, ?, ?)",
+                [(number, each, bytes(32)) for each in ids[: 40 + number]],
+            )
+    store.database.close()
+    connection, steps = sqlite3.connect(home.database), [0]
+    statements: list[str] = []
+    store = home.open_store()
+    with store.database._file as own:  # type: ignore[attr-defined]
+        own.set_trace_callback(statements.append)
+        assert store.first.log.devices(5) == 51
+        own.set_trace_callback(None)
+
+    def count() -> int:
+        steps[0] += 1
+        return 0
+
+    connection.set_progress_handler(count, 100)
+    (asked,) = (each for each in statements if "verdicts" in each)
+    assert connection.execute(asked).fetchall() == [(51,)]
+    assert steps[0] < 50, "of two rounds of a hundred"
+    connection.close()
     store.database.close()

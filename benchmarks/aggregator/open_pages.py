@@ -1,10 +1,9 @@
 """`make bench-console`: what open pages of the console cost the aggregator, by turns.
 
 The aggregator, its console, broker, devices and those who watch share the machine. By turns no page
-is open, and all are; each turn takes in the same number of updates, and two turns without and two
-with are a pair (without, with, with, without). Pairs are kept in benchmarks/results/console.jsonl
-under their settings; a second call measures only what is missing. One takes about 50 s on two free
-cores.
+is open, and all are (without, with, with, without, and so on); each turn takes in the same number
+of updates. A turn beside the next one are a pair. The run is kept in
+benchmarks/results/console.jsonl under its settings.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 from urllib.parse import urlencode
 
@@ -36,7 +35,7 @@ from tabulate import tabulate
 from aggregator.console.reader import LEAST_SECONDS
 from aggregator.serve.beside import READY, console_command
 from benchmarks.aggregator.serving import Served, cpu_seconds, serving
-from benchmarks.harness import RESULTS, StoredRuns
+from benchmarks.harness import RESULTS, StoredRuns, progress_line
 
 _WATCHED = (
     *("now",) * 5,
@@ -46,35 +45,35 @@ _WATCHED = (
 """Of ten pages that are open."""
 _PASSWORD = "of a benchmark, no secret"
 _PATIENCE_SECONDS = 60.0
-_SETTLE_SECONDS = 2 * LEAST_SECONDS
+_SETTLE_SECONDS = LEAST_SECONDS
+_TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A pair under ``settings``; seeds only count pairs that are alike."""
+    """What is measured, by its ``settings``."""
 
-    row: str
-    seed: int
     settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``without`` and ``with_pages``: seconds a turn, of which there are two. ``cores``: of each
-    process while pages were open; ``cpu_micros``: the aggregator's processor time an update,
-    without and with; ``fragments``: that came to a page while it was open."""
+    """By pair of turns, one without and one with open pages.
 
-    without: Sequence[float]
-    with_pages: Sequence[float]
+    Attributes:
+        shares: updates a second with open pages, of those without.
+        work: the aggregator's processor time an update, likewise.
+        cores: of each process while pages were open.
+        fragments: that came to a page in a turn.
+        updates_a_second: without open pages.
+    """
+
+    shares: Sequence[float]
+    work: Sequence[float]
     cores: Mapping[str, float]
-    cpu_micros: Sequence[float]
     fragments: float
+    updates_a_second: float
     load_average: float
-
-    @property
-    def share(self) -> float:
-        """Throughput with open pages, of that without."""
-        return sum(self.without) / sum(self.with_pages)
 
 
 def main() -> int:
@@ -86,33 +85,28 @@ def main() -> int:
     )
     parser.add_argument("--pages", type=int, default=50, help="open at once (50)")
     parser.add_argument("--devices", type=int, default=200, help="connected (200)")
-    parser.add_argument("--rounds", type=int, default=60, help="in each turn (60)")
-    parser.add_argument("--pairs", type=int, default=10, help="measured (10)")
+    parser.add_argument("--rounds", type=int, default=25, help="in each turn (25)")
+    parser.add_argument("--pairs", type=int, default=60, help="of turns (60)")
     parser.add_argument("--table-only", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
-    settings = {name: getattr(arguments, name) for name in ("pages", "devices", "rounds")}
+    named = ("pages", "devices", "rounds", "pairs")
+    settings = {name: getattr(arguments, name) for name in named}
     stored = StoredRuns[Run, Outcome](RESULTS, "console", Outcome)
-    found: list[Outcome] = []
-    for seed in range(arguments.pairs):
-        run = Run("open pages", seed, settings)
-        outcome = stored.found_or_made(
-            run, None if arguments.table_only else partial(_measured, run)
-        )
-        if outcome is not None:
-            found.append(outcome)
-    if not found:
+    measure = None if arguments.table_only else partial(_measured, settings)
+    found = stored.found_or_made(Run(settings), measure)
+    if found is None:
         print("nothing was measured with these settings")
         return 1
-    costs = interval([100 * (1 - each.share) for each in found])
-    grown = interval([100 * (each.cpu_micros[1] / each.cpu_micros[0] - 1) for each in found])
+    costs = interval([100 * (1 - each) for each in found.shares])
+    more = interval([100 * (each - 1) for each in found.work])
     rows = [
-        (f"throughput that {arguments.pages} open pages cost, %", _with_interval(costs)),
-        ("the aggregator's processor time an update: more, %", _with_interval(grown)),
-        ("pairs of turns", str(len(found))),
-        ("times a page changed in a turn", f"{fmean(each.fragments for each in found):.1f}"),
+        ("updates a second, no page open", f"{found.updates_a_second:,.0f}"),
+        (f"of them, cost of {arguments.pages} open pages, %", _with_interval(costs)),
+        ("the aggregator's processor time an update: more, %", _with_interval(more)),
+        ("pairs of turns", str(len(found.shares))),
+        ("times a page changed in a turn", f"{found.fragments:.1f}"),
     ]
-    for name in sorted(found[0].cores):
-        cores = fmean(each.cores[name] for each in found)
+    for name, cores in sorted(found.cores.items()):
         rows.append((f"  cores of {name}, pages open", f"{cores:.2f}"))
     print(tabulate(rows, headers=("", "mean [95 %]"), disable_numparse=True))
     return 0
@@ -122,46 +116,53 @@ def _with_interval(over: Any) -> str:
     return f"{over.mean:.1f} [{over.mean - over.half_width:.1f}, {over.mean + over.half_width:.1f}]"
 
 
-def _measured(run: Run) -> Outcome:
-    print(f"measuring {run}", file=sys.stderr, flush=True)
-    settings = run.settings
+def _measured(settings: Mapping[str, int]) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         return measure_open_pages(
-            settings["pages"], settings["devices"], settings["rounds"], Path(name)
+            settings["pages"],
+            settings["devices"],
+            settings["rounds"],
+            settings["pairs"],
+            Path(name),
         )
 
 
-def measure_open_pages(pages: int, devices: int, rounds: int, folder: Path) -> Outcome:
-    """One pair of turns, each of ``rounds`` in which ``devices`` send an update and wait for its
+def measure_open_pages(pages: int, devices: int, rounds: int, pairs: int, folder: Path) -> Outcome:
+    """``pairs`` of turns, each of ``rounds`` in which ``devices`` send an update and wait for its
     receipt, with no and with ``pages`` open."""
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    cpu: dict[bool, float] = {False: 0.0, True: 0.0}
     load, updates = os.getloadavg()[0], devices * rounds
-    with serving(devices, folder, 60) as served, _console(folder) as console:
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    work: dict[bool, list[float]] = {False: [], True: []}
+    busy: Counter[str] = Counter()
+    fragments = 0
+    with (
+        serving(devices, folder, 60) as served,
+        _console(folder) as console,
+        progress_line("open pages") as tell,
+    ):
         cookie = _logged_in(console.port)
         served.load.open_sessions()
-        served.load.run(devices)  # a round to warm up
-        cores: dict[str, float] = {}
-        fragments = 0
-        for are_open in (False, True, True, False):
-            with ExitStack() as stack:
-                watching = None
-                if are_open:
-                    watching = stack.enter_context(_watching(console.port, cookie, pages))
+        served.load.run(updates)  # a turn to warm up
+        for number in range(pairs):
+            tell(f"pair {number + 1} of {pairs}")
+            for are_open in (False, True) if number % 2 == 0 else (True, False):
+                with ExitStack() as stack:
+                    watching = None
+                    if are_open:
+                        watching = stack.enter_context(_watching(console.port, cookie, pages))
                     time.sleep(_SETTLE_SECONDS)
-                took, used = _turn(served, console.pid, updates)
-                if watching is not None:
-                    fragments += watching.fragments()
-                    for each, busy in used.items():
-                        cores[each] = cores.get(each, 0.0) + busy / took / 2
-            seconds[are_open].append(took)
-            cpu[are_open] += used["aggregator"]
+                    took, used = _turn(served, console.pid, updates)
+                    if watching is not None:
+                        fragments += watching.fragments()
+                        busy.update(used)
+                seconds[are_open].append(took)
+                work[are_open].append(max(used["aggregator"], _TICK_SECONDS))
     return Outcome(
-        seconds[False],
-        seconds[True],
-        cores,
-        [cpu[are_open] / (2 * updates) * 1e6 for are_open in (False, True)],
-        fragments / (2 * pages),
+        [one / other for one, other in zip(seconds[False], seconds[True], strict=True)],
+        [one / other for one, other in zip(work[True], work[False], strict=True)],
+        {name: used / sum(seconds[True]) for name, used in busy.items()},
+        fragments / (pairs * pages),
+        pairs * updates / sum(seconds[False]),
         load,
     )
 

@@ -433,8 +433,13 @@ class Ingest:
             # By the mark that was set when the verdicts were deleted, and by no clock.
             return _settled(update, Verdict.FORGOTTEN)
         updates = bool(update.body) or update.report is None
+        may_count = updates and self._may_count_late(row, identity.device_id)
+        if may_count and self._rounds.current is None:
+            # There is no verdict until a round is open that could say; it comes again.
+            self._note_early(update, row)
+            return None
         try:
-            age = self._counts_late(row, identity.device_id) if updates else None
+            age = self._counts_late(row, identity.device_id) if may_count else None
         except WireError:
             self._note_early(update, row)
             raise
@@ -451,15 +456,17 @@ class Ingest:
         self._refusals.note_reason("late", identity.device_id)
         return _settled(update, Verdict.LATE)
 
+    def _may_count_late(self, row: RoundRow, device_id: bytes) -> bool:
+        """Whether a device's update of a closed round may count in a later one."""
+        rounds = self._rounds
+        return self._most_age >= 0 and bool(row.threshold) and rounds.selects(row, device_id)
+
     def _counts_late(self, row: RoundRow, device_id: bytes) -> int | None:
         """The age of a device's update of a closed round, where it counts in the open one; None
-        where it is too late. Raises ``WireError`` while no round is open that could say."""
-        if self._most_age < 0 or not row.threshold or not self._rounds.selects(row, device_id):
-            return None
+        where it is too late. Raises ``WireError`` where another one of the device's has to count
+        first."""
         current = self._rounds.current
-        if current is None:
-            raise WireError("not-served", "no round is open that an earlier one's update counts in")
-        age = self._ages.of(current, row.round) if current.threshold else None
+        age = self._ages.of(current, row.round) if current and current.threshold else None
         if age is None or age > self._most_age:
             return None
         late = (each.update for each in self._staged.values() if each.age is not None)

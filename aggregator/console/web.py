@@ -284,8 +284,9 @@ def guarded(
 
 def store_away(error: Exception) -> str:
     """What there is to say of one of ``STORE_FAILURES``."""
+    said = printable(str(error)).rstrip(".?! ")
     return (
-        f"The aggregator's disk or database did not do what it was asked: {printable(str(error))}. "
+        f"The aggregator's disk or database did not do what it was asked: {said}. "
         "The page Now and tessera-aggregator status say what else is wrong. Once it can be used "
         "again so can this page, without a restart. If something was to be done, see first whether "
         "it was."

@@ -117,7 +117,7 @@ class Connection:
                 properties=properties,
             )
         except ssl.SSLError as error:
-            self._finish(ConnectionEnd("tls", str(error)))
+            self._finish(ConnectionEnd("tls", _mistrust(error)))
         except OSError as error:
             self._finish(ConnectionEnd("unreachable", _cause(error)))
         except Exception as error:  # paho raises ValueError for odd hosts
@@ -293,6 +293,16 @@ class Connection:
         properties: Properties | None,
     ) -> None:
         self._sink.granted(mid, [(code.value, _detail(code, properties)) for code in codes])
+
+
+def _mistrust(error: ssl.SSLError) -> str:
+    """Why there is no TLS, and what to do where the other end's authority is not known."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return str(error)
+    return (
+        f"{error.verify_message}: where the authority is one of your own, name its certificate by "
+        "ca_file (--ca-file) or in the variable SSL_CERT_FILE"
+    )
 
 
 def _cause(error: OSError) -> str:

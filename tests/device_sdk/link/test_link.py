@@ -112,7 +112,8 @@ def test_tls_with_client_certificate(
 
     stranger = Authority(tmp_path, "other authority")
     wrong = make_link(url, tls=TlsFiles(stranger.ca_file, certificate, key))
-    assert await_event(wrong, Disconnected).reason == "tls"
+    mistrust = await_event(wrong, Disconnected)
+    assert mistrust.reason == "tls" and "name its certificate by ca_file" in mistrust.detail
     without = make_link(url, tls=TlsFiles(authority.ca_file))
     assert await_event(without, Disconnected).reason in ("tls", "no-connack")
     assert not without.connected

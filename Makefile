@@ -222,7 +222,7 @@ bench-aggregator: $(STAMP) ## updates a second through the aggregator
 
 .PHONY: bench-console
 bench-console: $(STAMP) ## what open pages of the console cost the aggregator, by turns
-	$(RUN) -m benchmarks.aggregator.open_pages $(ARGS)
+	$(RUN) -m benchmarks.console $(ARGS)
 
 .PHONY: bench-cluster
 bench-cluster: $(STAMP) ## what a worker, a coordinator and a device cost (ARGS='--postgres URL')

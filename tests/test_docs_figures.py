@@ -46,6 +46,7 @@ PRINTED = [
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),
     ("device/boards.md", "What was run", ["arm64"]),
+    ("operating/console.md", "What it costs", ["console"]),
     ("methods/scatter/privacy.md", "What rows reveal", ["privacy --seeds 1"]),
 ]
 """Page, heading, and the benchmarks whose stored runs its tables and decimals are of."""

@@ -76,23 +76,21 @@ class Outcome:
     load_average: float
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is missing, print the table."""
     from aggregator.intervals import interval
 
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.aggregator.open_pages", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.console", description=__doc__)
     parser.add_argument("--pages", type=int, default=50, help="open at once (50)")
     parser.add_argument("--devices", type=int, default=200, help="connected (200)")
     parser.add_argument("--rounds", type=int, default=25, help="in each turn (25)")
     parser.add_argument("--pairs", type=int, default=60, help="of turns (60)")
     parser.add_argument("--table-only", action="store_true", help="measure nothing")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     named = ("pages", "devices", "rounds", "pairs")
-    settings = {name: getattr(arguments, name) for name in named}
+    settings = {name: getattr(options, name) for name in named}
     stored = StoredRuns[Run, Outcome](RESULTS, "console", Outcome)
-    measure = None if arguments.table_only else partial(_measured, settings)
+    measure = None if options.table_only else partial(_measured, settings)
     found = stored.found_or_made(Run(settings), measure)
     if found is None:
         print("nothing was measured with these settings")
@@ -101,7 +99,7 @@ def main() -> int:
     more = interval([100 * (each - 1) for each in found.work])
     rows = [
         ("updates a second, no page open", f"{found.updates_a_second:,.0f}"),
-        (f"of them, cost of {arguments.pages} open pages, %", _with_interval(costs)),
+        (f"of them, cost of {options.pages} open pages, %", _with_interval(costs)),
         ("the aggregator's processor time an update: more, %", _with_interval(more)),
         ("pairs of turns", str(len(found.shares))),
         ("times a page changed in a turn", f"{found.fragments:.1f}"),

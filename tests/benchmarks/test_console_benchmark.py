@@ -17,7 +17,7 @@ pytestmark = [
 def test_pages_are_live_while_updates_come(tmp_path: Path) -> None:
     pytest.importorskip("starlette")
     pytest.importorskip("argon2")
-    from benchmarks.aggregator.open_pages import measure_open_pages
+    from benchmarks.console.__main__ import measure_open_pages
 
     found = measure_open_pages(12, 3, 20, 2, tmp_path)
     assert len(found.shares) == len(found.work) == 2

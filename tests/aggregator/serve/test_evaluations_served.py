@@ -117,7 +117,7 @@ def test_a_control_arm_over_mosquitto_says_what_federation_brings(
         assert command(home, "evaluations") == 0
         said = capsys.readouterr().out
         mean = found["personal", "mae"].over_alone
-        assert f"version {last.version}: federation " in said and f"{mean:.3g} (" in said
+        assert f"version {last.version}: federation " in said and f"{abs(mean):.3g} (" in said
         assert command(home, "status") == 0
         assert "control arm  federation " in capsys.readouterr().out
         assert command(home, "evaluations", "--json") == 0

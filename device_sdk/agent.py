@@ -143,7 +143,6 @@ class Agent:
         # Root and placement may be others than when the device was opened.
         world = replace(world, membership=world.home.membership.load() or world.membership)
         training_rng, jitter, link_rng = world.rng.spawn(3)
-        self._world = world
         self._watch = Watch()
         training_world = replace(world, rng=training_rng, watch=self._watch)
         self._trainer, self._observer, self._ended = trainer, observer, ended
@@ -376,7 +375,6 @@ class Agent:
             {name: each.round for name, each in manifests.items() if each is not None},
             (CLASH if clashes else "") or self.problem or participant.problem,
             {name: problem for name, problem in problems.items() if problem},
-            left_out=left_out(self._world),
         )
 
     def _is_closed_often(self) -> bool:
@@ -601,13 +599,14 @@ class Background:
 
     def tasks(self) -> tuple[TaskStatus, ...]:
         """All tasks that the home has heard of, and which of their rounds are in hand."""
-        live = self._live(self._agent)
-        if live is None:
-            return read_tasks(self._world, left_out(self._world))
-        return tuple(
-            replace(each, working_on=live.working_on.get(each.name))
-            for each in read_tasks(self._world, live.left_out)
-        )
+        agent = self._agent
+        live = self._live(agent)
+        if agent is None and live is not None:
+            tasks = read_tasks(self._world, live.left_out)  # as the other process has it
+        else:
+            tasks = read_tasks(self._world, left_out(self._world))
+        working_on = {} if live is None else live.working_on
+        return tuple(replace(each, working_on=working_on.get(each.name)) for each in tasks)
 
     def _live(self, agent: Agent | None) -> Live | None:
         """Of this process's thread, or of another process; None where none runs."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from device_sdk.fields import Declared, plain, read
+from device_sdk.status import left_out
 from device_sdk.system.lock import LiveFile, read_live_file
 from device_sdk.world import DeviceWorld
 
@@ -205,6 +206,8 @@ class Observer:
         self._file = LiveFile(world.home.folder / LIVE_FILE)
         self._live: Live | None = None
         self._changes = -1
+        self._written: Live | None = None
+        self._left_out: tuple[object, Mapping[str, str]] = None, {}
         self._rounds = world.home.rounds.newest()
         self._models = world.home.models.marks()
         self._model_came = threading.Condition()
@@ -225,8 +228,14 @@ class Observer:
             if changes != self._changes:
                 self._changes = changes
                 self._look_into_home()
-            if live != before:
-                self._file.tell(plain(replace(live, unix_seconds=int(time.time()))))
+            # It goes by the home, and by what the app gives.
+            seen = changes, frozenset({} if self._world.data is None else self._world.data())
+            if seen != self._left_out[0]:
+                self._left_out = seen, left_out(self._world)
+            told = replace(live, left_out=self._left_out[1])
+            if told != self._written:
+                self._file.tell(plain(replace(told, unix_seconds=int(time.time()))))
+                self._written = told
         except Exception:
             if not self._failed:
                 _log.exception("what the device does cannot be told")
@@ -259,7 +268,7 @@ class Observer:
     def stopped(self) -> None:
         """The device does not run any more."""
         self._file.close()
-        self._live = None
+        self._live = self._written = None
 
     def wait_for_model(self, task: str, timeout_seconds: float | None) -> bool:
         """Whether a model of ``task`` is here, waiting for one; False also once closed."""

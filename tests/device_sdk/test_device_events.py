@@ -21,12 +21,13 @@ from device_sdk.errors import HomeError
 from device_sdk.events import LIVE_FILE, Callbacks, Live, read_live
 from device_sdk.fields import plain
 from device_sdk.home.home import Home, forget
+from device_sdk.home.task_store import KnownTask
 from device_sdk.local_data import LocalData
 from device_sdk.system.lock import LiveFile
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.scatter import ScatterTrainer
 from device_sdk.wire.publish.report import ReportedOutcome
-from device_sdk.world import TrainingOptions
+from device_sdk.world import DeviceWorld, TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.conftest import MakeDevice
@@ -322,6 +323,23 @@ def test_only_when_has_to_be_a_function() -> None:
 
 
 # What only the running process knows.
+
+
+def test_a_home_that_cannot_be_looked_at_for_a_while_ends_no_round(
+    device: Device, aggregator: SmallAggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = threading.Event()
+
+    def full(world: DeviceWorld) -> list[KnownTask]:
+        tried.set()
+        raise OSError("no space is left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("device_sdk.status._known", full)
+        device.start()
+        assert tried.wait(PATIENCE_SECONDS)
+    aggregator.open_round()
+    await_receipt(aggregator, device, 1)
 
 
 def test_status_shows_what_the_running_process_knows(
